@@ -114,7 +114,8 @@ function(flash3_torch_settings target)
   target_link_libraries(${target} PRIVATE flash3_warnings)
 endfunction()
 add_library(flash3_torch_objects OBJECT ${PROJECT_SOURCE_DIR}/bindings/torch/call.cpp
-            ${PROJECT_SOURCE_DIR}/bindings/torch/kv_cache.cpp ${PROJECT_SOURCE_DIR}/bindings/torch/quantize.cpp)
+            ${PROJECT_SOURCE_DIR}/bindings/torch/kv_cache.cpp ${PROJECT_SOURCE_DIR}/bindings/torch/mask.cpp
+            ${PROJECT_SOURCE_DIR}/bindings/torch/quantize.cpp)
 flash3_torch_settings(flash3_torch_objects)
 set_target_properties(flash3_torch_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 

@@ -155,15 +155,18 @@ void draw_machine(Bytes* bytes, Params* p) {
 }
 
 // Fields that nothing here knows by name, mostly left out: any small number, or anything; a tensor
-// of a value for each head.
+// of one of its shapes.
 template <class Params>
 void draw_added(Bytes* bytes, Memory* memory, const Sizes& sizes, Params* p) {
   for (const ParamField& field : added_fields<Params>()) {
     if (field.is_context || !bytes->rarely()) continue;
     if (field.kind == FieldKind::kTensor) {
       const auto dtype = field.dtype == FLASH3_DTYPE_NONE ? FLASH3_FLOAT32 : field.dtype;
-      *field.tensor(p) = field.is_written ? memory->output(dtype, {sizes.heads_q})
-                                          : memory->input(dtype, {sizes.heads_q});
+      const int64_t which = bytes->between(0, count_words(field.shapes) - 1);
+      const Shape shape =
+          word_at(field.shapes, which) == "heads" ? Shape{sizes.heads_q} : sizes.lse();
+      *field.tensor(p) =
+          field.is_written ? memory->output(dtype, shape) : memory->input(dtype, shape);
       continue;
     }
     const int64_t value = bytes->flag() ? bytes->between(0, 3) : bytes->odd();

@@ -14,6 +14,7 @@ import torch
 
 from flash3._options import number_of
 from flash3._torch import eager, run_forward
+from flash3._torch_kv_cache import run_now
 from flash_attn_3 import _C  # noqa: F401  registers torch.ops.flash_attn_3
 from flash_attn_3._arguments import FP8, Forward, NAMES, check_tensors, flash3_call, forward_options, refuse, upstreams
 from flash_attn_3._C import is_seen, no_splits
@@ -155,8 +156,12 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descal
     # A plain call; what a compiler traces is the operator. Without FP8 scales mean nothing.
     if eager is not None and qv is s_aux is None and deterministic is False and not (
             torch.compiler.is_compiling() or attention_chunk or return_attn_probs or dropout_p):
-        out = eager(q, k, v, {"causal": causal, "window": window_size, "softmax_scale": softmax_scale, "softcap": softcap,
-                              "sm_margin": sm_margin})
+        options = {"causal": causal, "window": window_size, "softcap": softcap}
+        if softmax_scale is not None:
+            options["softmax_scale"] = softmax_scale
+        if sm_margin:
+            options["sm_margin"] = sm_margin
+        out = eager(q, k, v, options)
         if out is not None:
             return out
     if dropout_p:
@@ -248,7 +253,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     depends on, descale_q, descale_k and descale_v, of shape [1], are q_descale, k_descale and v_descale, and block_table is
     page_table. With one of them return_softmax_lse returns (out, softmax_lse), as then.
     """
-    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    if not type(q) is type(k_cache) is type(v_cache) is torch.Tensor:
+        check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     assert k_cache.stride(-1) == 1, "k_cache must have contiguous last dimension"
     assert v_cache.stride(-1) == 1, "v_cache must have contiguous last dimension"
     is_legacy = not (gqa_parallel is max_seqlen_k_hint is descale_q is descale_k is descale_v is block_table is None)
@@ -257,6 +263,19 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         k_descale = _either("k_descale", k_descale, "descale_k", descale_k)
         v_descale = _either("v_descale", v_descale, "descale_v", descale_v)
         page_table = _either("page_table", page_table, "block_table", block_table)
+    elif scheduler_metadata is None and k is v is rotary_cos is rotary_sin is cu_seqlens_q is cache_leftpad is qv is None and (
+            page_table is None or cache_batch_idx is None):
+        # A plain step; what is refused, and what FP8 tensors have besides, is for the long way.
+        options = {"causal": causal, "window": window_size, "softcap": softcap, "seqused_k": cache_seqlens}
+        for name, x in (("softmax_scale", softmax_scale), ("page_table", page_table), ("cache_batch_idx", cache_batch_idx),
+                        ("sink", s_aux)):
+            if x is not None:
+                options[name] = x
+        for name, x in (("chunk", attention_chunk), ("sm_margin", sm_margin), ("return_lse", return_softmax_lse)):
+            if x:
+                options[name] = x
+        if (result := run_now(q, k_cache, v_cache, options)) is not None:
+            return (*result, *no_splits(q)) if return_softmax_lse else result
     left, right = _window(window_size, -1, -1)
     f = Forward(q, k_cache, v_cache, k, v, qv, None, cu_seqlens_q, None, cu_seqlens_k_new, None, cache_seqlens,
                 _length(max_seqlen_q), None,

@@ -25,7 +25,7 @@ constexpr std::string_view take_word(std::string_view* text, std::string_view be
   return word;
 }
 
-enum class Type : unsigned char { kTensor, kMaybeTensor, kFloat, kFlag, kInteger, kDtype };
+enum class Type : unsigned char { kTensor, kMaybeTensor, kFloat, kFlag, kInteger, kIntegers, kDtype };
 
 struct Argument {
   std::string_view name;
@@ -38,6 +38,7 @@ constexpr Type type_of(std::string_view text) {
   if (text.starts_with("Tensor")) return text.ends_with('?') ? Type::kMaybeTensor : Type::kTensor;
   if (text == "float") return Type::kFloat;
   if (text == "bool") return Type::kFlag;
+  if (text == "int[]") return Type::kIntegers;
   return text == "ScalarType?" ? Type::kDtype : Type::kInteger;
 }
 

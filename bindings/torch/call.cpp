@@ -110,6 +110,8 @@ flash3_dtype dtype_of(std::string_view name, const ParamField& field, int32_t dt
   if (dtype == aoti_torch_dtype_int32()) return FLASH3_INT32;
   if (dtype == aoti_torch_dtype_float8_e4m3fn()) return FLASH3_FLOAT8_E4M3;
   if (dtype == aoti_torch_dtype_int64() && field.dtype == FLASH3_INT64) return FLASH3_INT64;
+  const bool is_byte = dtype == aoti_torch_dtype_uint8() || dtype == aoti_torch_dtype_bool();
+  if (is_byte && field.dtype == FLASH3_UINT8) return FLASH3_UINT8;
   fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".dtype = " + torch_name_of(dtype) +
                                     " but it must be " + dtypes_for(field));
 }
@@ -152,6 +154,15 @@ Tensor empty_out(const Tensor& q, const Tensor& v, bool heads_first,
   return heads_first ? empty_heads_first(sizes, dtype, device) : empty(sizes, dtype, device);
 }
 
+Tensor empty_aligned(size_t bytes, const Device& device) {
+  const auto size = static_cast<int64_t>(bytes);
+  Tensor memory = empty({bytes > 0 ? static_cast<int64_t>(workspace_allocation(bytes)) : 0},
+                        aoti_torch_dtype_uint8(), device);
+  const auto* begin = static_cast<const char*>(memory.data_ptr());
+  const auto* aligned = static_cast<const char*>(align_workspace(memory.data_ptr()));
+  return torch::stable::narrow(memory, 0, bytes > 0 ? aligned - begin : 0, size);
+}
+
 Attended empty_results(const Tensor& q, const Tensor& v, bool heads_first,
                        const std::optional<int32_t>& asked_dtype, const Device& device) {
   Tensor out = empty_out(q, v, heads_first, asked_dtype, device);
@@ -176,6 +187,18 @@ void* current_stream(int32_t device_index) {
   void* stream = nullptr;
   check_torch(function(device_index, &stream), "get_current_cuda_stream");
   return stream;
+}
+
+void* Workspace::give(size_t bytes, void* context) noexcept {
+  auto* const workspace = static_cast<Workspace*>(context);
+  try {
+    workspace->memory = empty({static_cast<int64_t>(workspace_allocation(bytes))},
+                              aoti_torch_dtype_uint8(), workspace->device);
+    return align_workspace(workspace->memory->data_ptr());
+  } catch (...) {
+    workspace->error = std::current_exception();
+    return nullptr;
+  }
 }
 
 void describe(std::string_view name, const Tensor& t, std::string_view first_name,
@@ -206,12 +229,15 @@ Value::Value(Type type, StableIValue given) {
     case Type::kFloat: number = to<double>(given); break;
     case Type::kFlag: integer = to<bool>(given); break;
     case Type::kInteger: integer = to<int64_t>(given); break;
+    case Type::kIntegers: integers = to<std::vector<int64_t>>(given); break;
     case Type::kDtype: integer = to<std::optional<int32_t>>(given).value_or(-1); break;
   }
 }
 
 void take_extra(std::string_view name, Type type, Value& value, Extras* extras) {
   if (name == "schedule") extras->schedule = value.tensor;
+  if (name == "mask") extras->mask = value.tensor;
+  if (name == "mask_fields") extras->mask_fields = value.integers;
   if (name == "heads_first") extras->heads_first = value.integer != 0;
   if (name == "scale_ndim") extras->scale_ndim = value.integer;
   if (name == "heads_k") extras->heads_k = value.integer;

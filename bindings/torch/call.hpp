@@ -11,7 +11,7 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -61,6 +61,9 @@ struct Attended {
 // out has q's shape with v's head dim, and q's dtype unless another is asked for.
 Tensor empty_out(const Tensor& q, const Tensor& v, bool heads_first,
                  const std::optional<int32_t>& asked_dtype, const Device& device);
+// So many bytes at a multiple of FLASH3_WORKSPACE_ALIGNMENT: what a caller keeps. Only what is
+// aligned is in the tensor: a copy that lies otherwise is refused, and never misread.
+Tensor empty_aligned(size_t bytes, const Device& device);
 Attended empty_results(const Tensor& q, const Tensor& v, bool heads_first,
                        const std::optional<int32_t>& asked_dtype, const Device& device);
 
@@ -75,13 +78,19 @@ struct Extras {
   int64_t scale_ndim = 0, heads_k = 0;
   MaybeTensor schedule;
   int64_t schedule_key = 0;
+  MaybeTensor mask;
+  std::vector<int64_t> mask_fields;
 };
+
+// A mask as an operator takes it: its bytes and its fields (mask.cpp).
+flash3_mask mask_of(const Tensor& t, const std::vector<int64_t>& fields);
 
 // One argument as torch's stack has it.
 struct Value {
   MaybeTensor tensor;
   double number = 0;
   int64_t integer = 0;  // and a flag
+  std::vector<int64_t> integers;
 
   Value() = default;
   Value(Type type, StableIValue given);
@@ -91,6 +100,16 @@ struct Value {
 void take_extra(std::string_view name, const Type type, Value& value, Extras* extras);
 // Refuses a number that does not fit into its field.
 [[noreturn]] void refuse_number(const Argument& argument, const Value& value);
+
+// The workspace of a call. torch's allocators know when the stream is done with it.
+struct Workspace {
+  Device device;
+  std::optional<Tensor> memory;
+  std::exception_ptr error;
+
+  // What the library calls for it.
+  static void* give(size_t bytes, void* context) noexcept;
+};
 
 // One call: its params, of an operator's arguments, and the copies that they point to.
 template <class Params>
@@ -134,6 +153,19 @@ class Call {
     output(name, *flash3::find_field<Params>(name), t);
   }
 
+  // Gives the call the mask that it was given, if any.
+  void take_mask() {
+    if constexpr (requires { params.mask; }) {
+      if (!extras.mask) return;
+      const Device own = device_of("mask.data", *extras.mask);
+      if (own != device)
+        fail(FLASH3_INVALID_ARGUMENT, "mask.data.device = " + own.name() + " but q.device = " +
+                                          device.name() + "; all tensors must be on one device");
+      mask_ = mask_of(*extras.mask, extras.mask_fields);
+      params.mask = &mask_;
+    }
+  }
+
   // As long as what it returns lives, the call's GPU is the current one.
   std::optional<torch::stable::accelerator::DeviceGuard> on_device() const {
     std::optional<torch::stable::accelerator::DeviceGuard> guard;
@@ -141,23 +173,15 @@ class Call {
     return guard;
   }
 
-  // make_plan, run_plan: flash3_forward_plan and flash3_forward_run, or those of another call.
-  template <class MakePlan, class RunPlan>
-  void run(const MakePlan& make_plan, const RunPlan& run_plan) {
+  // run_allocating: flash3_forward_allocating, or that of another call.
+  template <class RunAllocating>
+  void run(const RunAllocating& run_allocating) {
     const auto guard = on_device();
-    flash3_plan* made = nullptr;
-    check(make_plan(&params, &made));
-    const std::unique_ptr<flash3_plan, void (*)(flash3_plan*)> plan(made, flash3_plan_destroy);
-    size_t bytes = 0;
-    check(flash3_plan_workspace(plan.get(), &bytes));
-    std::optional<Tensor> workspace;  // torch's allocators know when the stream is done with it
-    if (bytes > 0) {
-      workspace = empty({static_cast<int64_t>(workspace_allocation(bytes))},
-                        aoti_torch_dtype_uint8(), device);
-      params.workspace = align_workspace(workspace->data_ptr());
-      params.workspace_size = bytes;
-    }
-    check(run_plan(plan.get(), &params));
+    take_mask();
+    Workspace workspace{device, {}, {}};
+    const flash3_status status = run_allocating(&params, &Workspace::give, &workspace);
+    if (workspace.error) std::rethrow_exception(workspace.error);  // torch's own
+    check(status);
   }
 
   Params params{};
@@ -177,7 +201,8 @@ class Call {
   void find_device() {
     size_t first = schema_.count;
     for (size_t i = schema_.count; i-- > 0;)
-      if (values_[i].tensor && schema_.arguments[i].field) first = i;
+      if (values_[i].tensor && (schema_.arguments[i].field || schema_.arguments[i].name == "like"))
+        first = i;
     for (size_t i = 0; i < schema_.count; ++i)
       if (values_[i].tensor && schema_.arguments[i].name == "q") first = i;
     if (first == schema_.count)
@@ -209,9 +234,10 @@ class Call {
   const Schema<Params>& schema_;
   std::array<Value, Schema<Params>::kMost> values_;
   std::vector<Tensor> copies_;
+  flash3_mask mask_{};
 };
 
-// The operators of quantize.cpp and kv_cache.cpp.
+// The operators of quantize.cpp, kv_cache.cpp and mask.cpp.
 void quantize(StableIValue* stack, uint64_t, uint64_t);
 void quantize_out(StableIValue* stack, uint64_t, uint64_t);
 void attention_with_kv_cache(StableIValue* stack, uint64_t, uint64_t);
@@ -221,5 +247,7 @@ void kv_cache_schedule(StableIValue* stack, uint64_t, uint64_t);
 void kv_cache_schedule_out(StableIValue* stack, uint64_t, uint64_t);
 void merge(StableIValue* stack, uint64_t, uint64_t);
 void merge_out(StableIValue* stack, uint64_t, uint64_t);
+void mask_make(StableIValue* stack, uint64_t, uint64_t);
+void mask_used(StableIValue* stack, uint64_t, uint64_t);
 
 }  // namespace flash3_torch

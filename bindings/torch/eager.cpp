@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3._eager: a forward call, plain or on a KV cache, from Python around torch's dispatcher,
 // which takes longer than all else that the host does for a short call. It takes Python's options
-// as the caller gave them, in one dict, and does what the operators `forward` (ops.cpp) and
-// `attention_with_kv_cache` (kv_cache.cpp) do for calls that nothing but the operator's kernel
-// would see; it leaves every other call to the operator: what the library refuses too, so that
-// there is one place that copies tensors with gaps and makes exceptions.
+// as the caller gave them, or an operator's arguments, in one dict, and does what the operators
+// `forward` (ops.cpp) and `attention_with_kv_cache` (kv_cache.cpp) do for calls that nothing but
+// the operator's kernel would see; it leaves every other call to the operator: what the library
+// refuses too, so that there is one place that copies tensors with gaps and makes exceptions.
 //
 // Tensors are read through torch's table of DLPack functions, which are plain C, and the rest is
 // Python's limited API: one binary for every CPython from 3.10 on and every torch that has the
@@ -43,7 +43,7 @@ using Owned = std::unique_ptr<PyObject, DropReference>;
 struct Torch {
   const DLPackExchangeAPI* dlpack;
   PyObject *tensor_type, *parameter_type;
-  PyObject *empty_like, *new_empty;
+  PyObject *empty_like, *new_empty, *new_empty_strided;
   PyObject *contiguous, *float32;  // named arguments: a memory format, a dtype
   PyObject *is_neg, *requires_grad, *count_dispatch_modes, *count_function_modes;
   PyObject *is_grad_enabled, *is_any_autocast_enabled, *are_transforms_active, *is_tracing;
@@ -86,17 +86,22 @@ bool is_any_required(const Inputs& inputs) {
 }
 
 // Whether something in this thread must see the operator or the tensors, or changes what they mean:
-// autocast, transforms, tracing, modes, the profiler, autograd.
+// autocast, transforms, tracing, modes, the profiler.
 bool needs_dispatcher(const Inputs& inputs) {
   return is_true(torch.is_any_autocast_enabled) || is_true(torch.are_transforms_active) ||
          is_true(torch.count_dispatch_modes) || is_true(torch.count_function_modes) ||
          is_true(torch.is_tracing) || !profiler_enabled.is_idle() || !forward_ad_level.is_idle() ||
-         (is_true(torch.is_grad_enabled) && is_any_required(inputs)) || is_any_negated(inputs);
+         is_any_negated(inputs);
 }
 
 bool is_plain(PyObject* x) {
   PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(x));
   return type == torch.tensor_type || type == torch.parameter_type;
+}
+
+bool are_plain(const Inputs& inputs) {
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [](const Input& in) { return is_plain(in.tensor); });
 }
 
 flash3_dtype dtype_of(DLDataType type) {
@@ -138,16 +143,22 @@ bool describe_schedule(PyObject* x, DLDevice device, flash3_schedule* schedule) 
          (schedule->size <= 1 || t.strides[0] == 1) && is_same(t.device, device);
 }
 
-// False unless all are plain tensors of the device of the first one.
-bool describe(const Inputs& inputs, DLDevice* device) {
-  for (const Input& in : inputs)
-    if (!is_plain(in.tensor)) return false;
-  if (needs_dispatcher(inputs)) return false;
+// Heads before rows become rows before heads, which the library has.
+void swap_heads(flash3_tensor* t) {
+  std::swap(t->shape[1], t->shape[2]);
+  std::swap(t->stride[1], t->stride[2]);
+}
+
+// False unless all are tensors of the device of the first one.
+bool describe(const Inputs& inputs, bool heads_first, DLDevice* device) {
   for (const Input& in : inputs) {
     DLDevice own{};
     if (!describe(in.tensor, in.field, &own)) return false;
     if (&in == &inputs.front()) *device = own;
     if (!is_same(own, *device)) return false;
+    if (!in.is_rows || !heads_first) continue;
+    if (in.field->ndim != 4) return false;
+    swap_heads(in.field);
   }
   return true;
 }
@@ -168,7 +179,7 @@ bool set_device(DLDevice device, flash3_forward_params* params) {
 // Memory for the result, dense, by torch's own function. One that is made through DLPack would lie
 // in a storage that torch's caching allocator does not know as its own, and record_stream() on it
 // would do nothing.
-Owned empty_out(PyObject* q, const flash3_forward_params& p) {
+Owned empty_rows(PyObject* q, const flash3_forward_params& p) {
   const int64_t* shape = p.q.shape;
   const int64_t dim = p.v.shape[p.v.ndim - 1];
   if (dim != shape[p.q.ndim - 1])
@@ -179,6 +190,27 @@ Owned empty_out(PyObject* q, const flash3_forward_params& p) {
   const Owned arguments(PyTuple_Pack(1, q));
   return Owned(arguments ? PyObject_Call(torch.empty_like, arguments.get(), torch.contiguous)
                          : nullptr);
+}
+
+// The same with its heads before its rows, in memory that has them after.
+Owned empty_heads_first(PyObject* q, const flash3_forward_params& p) {
+  const int64_t *rows = p.q.shape, *stride = p.q.stride;
+  const int64_t seq = rows[1], heads = rows[2], dim = p.v.shape[3];
+  if (dim == rows[3] && stride[3] == 1 && stride[2] == dim && stride[1] == heads * dim &&
+      stride[0] == seq * heads * dim)  // as q, whose strides empty_like keeps
+    return Owned(PyObject_CallFunctionObjArgs(torch.empty_like, q, nullptr));
+  return Owned(PyObject_CallFunction(torch.new_empty_strided, "O(LLLL)(LLLL)", q, rows[0], heads,
+                                     seq, dim, seq * heads * dim, dim, heads * dim, int64_t{1}));
+}
+
+// Makes and describes it. Null: it is the operator's.
+Owned empty_out(PyObject* q, Call* call) {
+  flash3_forward_params* const p = &call->params;
+  Owned out = call->heads_first ? empty_heads_first(q, *p) : empty_rows(q, *p);
+  DLDevice device{};
+  if (!out || !describe(out.get(), &p->out, &device)) return nullptr;
+  if (call->heads_first) swap_heads(&p->out);
+  return out;
 }
 
 Owned empty_lse(PyObject* q, const flash3_tensor& about_q) {
@@ -209,19 +241,17 @@ Workspace allocate(size_t bytes, DLDevice device) {
 
 // Whether the call ran: what the library refuses is left to the operator, which says why.
 bool run(flash3_forward_params* params, DLDevice device) {
-  flash3_plan* made = nullptr;
-  if (flash3_forward_plan(params, &made) != FLASH3_OK) return false;
-  const std::unique_ptr<flash3_plan, void (*)(flash3_plan*)> plan(made, flash3_plan_destroy);
-  size_t bytes = 0;
-  if (flash3_plan_workspace(made, &bytes) != FLASH3_OK) return false;
-  Workspace workspace;
-  if (bytes > 0) {
-    workspace = allocate(bytes, device);
-    if (!workspace) return false;
-    params->workspace = flash3_torch::align_workspace(workspace->dl_tensor.data);
-    params->workspace_size = bytes;
-  }
-  return flash3_forward_run(made, params) == FLASH3_OK;
+  struct Context {
+    DLDevice device;
+    Workspace workspace;
+  } context{device, nullptr};
+  const auto give = [](size_t bytes, void* given) -> void* {
+    auto* const of_call = static_cast<Context*>(given);
+    of_call->workspace = allocate(bytes, of_call->device);
+    return of_call->workspace ? flash3_torch::align_workspace(of_call->workspace->dl_tensor.data)
+                              : nullptr;
+  };
+  return flash3_forward_allocating(params, give, &context) == FLASH3_OK;
 }
 
 bool run_without_lock(flash3_forward_params* params, DLDevice device) {
@@ -231,51 +261,76 @@ bool run_without_lock(flash3_forward_params* params, DLDevice device) {
   return ran;
 }
 
-Options attention_options, cache_options;
-
-// The result of attention(q, k, v), or of attention to a cache: out, or (out, lse). Null: the
-// operator is to do it, and a Python error that is then set says nothing.
-Owned attend(PyObject* const* arguments, const Options& options, bool is_cache) {
-  Call call;
-  flash3_forward_params* const p = &call.params;
-  p->struct_size = sizeof *p;
-  p->fill_padding = 1;
-  PyObject* const q = arguments[0];
-  call.inputs = {{q, &p->q}, {arguments[1], &p->k}, {arguments[2], &p->v}};
-  DLDevice device{}, device_out{};
-  if (!PyDict_CheckExact(arguments[3]) || !set_options(arguments[3], options, &call) ||
-      !describe(call.inputs, &device) || p->q.ndim < 3 || p->v.ndim < (is_cache ? 4 : 3) ||
-      !set_device(device, p))
-    return nullptr;
-  flash3_schedule schedule{};
-  if (call.schedule != Py_None) {
-    int64_t key = 0;  // a flash3.Schedule, which is a named tuple: (data, key)
-    if (!PyTuple_Check(call.schedule) || PyTuple_CheckExact(call.schedule) ||
-        PyTuple_Size(call.schedule) != 2 || !integer_of(PyTuple_GetItem(call.schedule, 1), &key) ||
-        !describe_schedule(PyTuple_GetItem(call.schedule, 0), device, &schedule))
-      return nullptr;
-    schedule.key = static_cast<uint64_t>(key);
-    p->schedule = &schedule;
-  }
-  Owned out = empty_out(q, *p), lse = call.with_lse ? empty_lse(q, p->q) : Owned();
-  if (!out || !describe(out.get(), &p->out, &device_out) ||
-      (call.with_lse && (!lse || !describe(lse.get(), &p->lse, &device_out))) ||
-      !run_without_lock(p, device))
-    return nullptr;
-  return lse ? Owned(PyTuple_Pack(2, out.get(), lse.get())) : std::move(out);
+// The memory that the call's schedule is. False: it is the operator's to refuse.
+bool set_schedule(PyObject* given, DLDevice device, flash3_schedule* schedule) {
+  int64_t key = 0;  // a flash3.Schedule, which is a named tuple: (data, key)
+  if (!PyTuple_Check(given) || PyTuple_CheckExact(given) || PyTuple_Size(given) != 2 ||
+      !integer_of(PyTuple_GetItem(given, 1), &key) ||
+      !describe_schedule(PyTuple_GetItem(given, 0), device, schedule))
+    return false;
+  schedule->key = static_cast<uint64_t>(key);
+  return true;
 }
 
-// What a function of Python's returns: the result, or None.
-PyObject* call(PyObject* const* arguments, Py_ssize_t count, const Options& options,
-               bool is_cache) {
-  if (count != 4) {
-    PyErr_Format(PyExc_TypeError, "it takes 4 arguments but %zd are given", count);
-    return nullptr;
+struct Results {
+  Owned out,
+      lse;  // no out: the operator is to do it, and a Python error that is then set says nothing
+};
+
+// The results of attention(q, k, v), or of attention to a cache; call->with_lse may be set before.
+Results attend(PyObject* const* arguments, const Options& options, bool is_cache, Call* call) {
+  flash3_forward_params* const p = &call->params;
+  p->struct_size = sizeof *p;
+  p->fill_padding = 1;
+  PyObject *const q = arguments[0], *const given = arguments[3];
+  call->inputs = {{q, &p->q, true}, {arguments[1], &p->k, true}, {arguments[2], &p->v, true}};
+  // What autograd records comes here often, and is told by little.
+  const bool grad = is_true(torch.is_grad_enabled);
+  if (!are_plain(call->inputs) || (grad && is_any_required(call->inputs))) return {};
+  if (!PyDict_CheckExact(given) || !set_options(given, options, call)) return {};
+  if (call->inputs.size() > 3 &&
+      (!are_plain(call->inputs) || (grad && is_any_required(call->inputs))))
+    return {};
+  DLDevice device{}, device_out{};
+  if (needs_dispatcher(call->inputs) || !describe(call->inputs, call->heads_first, &device) ||
+      p->q.ndim < 3 || p->v.ndim < (is_cache ? 4 : 3) || !set_device(device, p))
+    return {};
+  flash3_schedule schedule{};
+  if (call->schedule != Py_None) {
+    if (!set_schedule(call->schedule, device, &schedule)) return {};
+    p->schedule = &schedule;
   }
-  if (Owned result = attend(arguments, options, is_cache)) return result.release();
+  Results made{empty_out(q, call), call->with_lse ? empty_lse(q, p->q) : Owned()};
+  if (!made.out ||
+      (call->with_lse && (!made.lse || !describe(made.lse.get(), &p->lse, &device_out))) ||
+      !run_without_lock(p, device))
+    return {};
+  return made;
+}
+
+// None, which Python's functions return of a call that is the operator's.
+PyObject* none() {
   PyErr_Clear();
   Py_IncRef(Py_None);
   return Py_None;
+}
+
+bool has_count(Py_ssize_t count, Py_ssize_t wanted) {
+  if (count == wanted) return true;
+  PyErr_Format(PyExc_TypeError, "it takes %zd arguments but %zd are given", wanted, count);
+  return false;
+}
+
+Options attention_options, cache_options, forward_arguments;
+
+// out, or (out, lse).
+PyObject* call(PyObject* const* arguments, Py_ssize_t count, const Options& options,
+               bool is_cache) {
+  if (!has_count(count, 4)) return nullptr;
+  Call call;
+  Results made = attend(arguments, options, is_cache, &call);
+  if (!made.out) return none();
+  return made.lse ? PyTuple_Pack(2, made.out.get(), made.lse.get()) : made.out.release();
 }
 
 PyObject* attention(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -283,6 +338,16 @@ PyObject* attention(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 }
 PyObject* attention_with_kv_cache(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return call(arguments, count, cache_options, true);
+}
+
+// (out, lse or None)
+PyObject* forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (!has_count(count, 5)) return nullptr;
+  Call call;
+  call.with_lse = arguments[4] == Py_True;
+  Results made = attend(arguments, forward_arguments, false, &call);
+  if (!made.out) return none();
+  return PyTuple_Pack(2, made.out.get(), made.lse ? made.lse.get() : Py_None);
 }
 
 // A new reference, or null with an error set.
@@ -337,6 +402,8 @@ bool find_torch() {
          (torch.contiguous = Py_BuildValue("{sO}", "memory_format", contiguous.get())) &&
          (torch.float32 = Py_BuildValue("{sO}", "dtype", float32.get())) &&
          (torch.new_empty = PyObject_GetAttrString(torch.tensor_type, "new_empty")) &&
+         (torch.new_empty_strided =
+              PyObject_GetAttrString(torch.tensor_type, "new_empty_strided")) &&
          (torch.is_neg = PyObject_GetAttrString(torch.tensor_type, "is_neg")) &&
          (torch.requires_grad = PyUnicode_InternFromString("requires_grad")) &&
          find_variable("torch.autograd.profiler", "_is_profiler_enabled", PyBool_FromLong(0),
@@ -344,7 +411,8 @@ bool find_torch() {
          find_variable("torch.autograd.forward_ad", "_current_level", PyLong_FromLong(-1),
                        &forward_ad_level) &&
          attention_options.find(flash3_torch::kAttentionOptions) &&
-         cache_options.find(flash3_torch::kAttentionWithKvCacheOptions) && find_dlpack();
+         cache_options.find(flash3_torch::kAttentionWithKvCacheOptions) &&
+         forward_arguments.find_arguments(flash3_torch::kForward) && find_dlpack();
 }
 
 PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) noexcept {
@@ -354,10 +422,12 @@ PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t))
 PyMethodDef methods[] = {
     {"attention", fast(attention), METH_FASTCALL,
      "attention(q, k, v, options): what flash3.attention(q, k, v, **options) returns, or None for "
-     "a "
-     "call that is the operator's"},
+     "a call that is the operator's"},
     {"attention_with_kv_cache", fast(attention_with_kv_cache), METH_FASTCALL,
      "attention_with_kv_cache(q, k_cache, v_cache, options): the same of a call on a KV cache"},
+    {"forward", fast(forward), METH_FASTCALL,
+     "forward(q, k, v, arguments, with_lse): what torch.ops.flash3.forward(q, k, v, **arguments) "
+     "returns, without with_lse None for lse, or None for a call that is the operator's"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_eager", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

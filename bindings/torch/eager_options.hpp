@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of flash3.attention and flash3.attention_with_kv_cache as the fields of a call, read from
-// the dict of the caller's keyword arguments. A part of eager.cpp, which includes Python.h.
+// Options of flash3.attention and flash3.attention_with_kv_cache, and the arguments of
+// torch.ops.flash3.forward, as the fields of a call, read from a dict of them by their names. A
+// part of eager.cpp, which includes Python.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,11 +22,34 @@ using flash3::ParamField;
 struct Input {
   PyObject* tensor;
   flash3_tensor* field;
+  bool is_rows;  // has a row for each token and head
 };
 using Inputs = std::vector<Input>;
 
-// An option of Python's functions: a field, or one of those below.
-enum class Special { kField, kWindow, kScale, kSchedule, kWithLse, kIgnored, kUnknown };
+// An option of Python's functions or an operator's: a field, or one of those below.
+enum class Special {
+  kField,
+  kWindow,
+  kSide,
+  kScale,
+  kSchedule,
+  kWithLse,
+  kHeadsFirst,
+  kIgnored,
+  kUnknown
+};
+struct Named {
+  std::string_view name;
+  Special special;
+};
+// Options that are no field, or are read otherwise than its kind says.
+inline constexpr Named kOthers[] = {
+    {"window", Special::kWindow},          {"window_left", Special::kSide},
+    {"window_right", Special::kSide},      {"softmax_scale", Special::kScale},
+    {"schedule", Special::kSchedule},      {"return_lse", Special::kWithLse},
+    {"heads_first", Special::kHeadsFirst}, {"deterministic", Special::kIgnored},  // of gradients
+};
+
 struct Option {
   PyObject* name;  // interned, as the names of keyword arguments mostly are
   Special special;
@@ -35,21 +61,28 @@ struct Options {
   std::vector<Option> known;
 
   // False with a Python error set.
+  bool add(std::string_view name) {
+    PyObject* const interned = PyUnicode_InternFromString(std::string(name).c_str());
+    if (!interned) return false;
+    const ParamField* const field = flash3_torch::field_of<flash3_forward_params>(name);
+    const auto* const other = std::ranges::find(kOthers, name, &Named::name);
+    const Special special = other != std::end(kOthers) ? other->special
+                            : field                    ? Special::kField
+                                                       : Special::kUnknown;
+    known.push_back({interned, special, field});
+    return true;
+  }
+
   bool find(std::string_view names) {
-    while (!names.empty()) {
-      const std::string name(flash3_torch::take_word(&names));
-      PyObject* const interned = PyUnicode_InternFromString(name.c_str());
-      if (!interned) return false;
-      const ParamField* const field = flash3_torch::field_of<flash3_forward_params>(name);
-      const Special special = name == "window"          ? Special::kWindow
-                              : name == "softmax_scale" ? Special::kScale
-                              : name == "schedule"      ? Special::kSchedule
-                              : name == "return_lse"    ? Special::kWithLse
-                              : name == "deterministic" ? Special::kIgnored  // of gradients
-                              : field                   ? Special::kField
-                                                        : Special::kUnknown;
-      known.push_back({interned, special, field});
-    }
+    while (!names.empty())
+      if (!add(flash3_torch::take_word(&names))) return false;
+    return true;
+  }
+
+  // What an operator takes besides q, k and v.
+  bool find_arguments(const flash3_torch::Schema<flash3_forward_params>& schema) {
+    for (size_t i = 3; i < schema.count; ++i)
+      if (!add(schema.arguments[i].name)) return false;
     return true;
   }
 
@@ -61,12 +94,14 @@ struct Options {
     return nullptr;
   }
 };
+
 // One call: what is read of its arguments.
 struct Call {
   flash3_forward_params params{};
   Inputs inputs;
   PyObject* schedule = Py_None;
   bool with_lse = false;
+  bool heads_first = false;  // [batch, heads, seq, dim]
 };
 
 // The options in the forms that they nearly always have; every other form is the operator's to
@@ -101,7 +136,7 @@ inline bool set_field(PyObject* given, const ParamField& field, Call* call) {
                            field.words.starts_with("-");
   if (given == Py_None) return may_be_none;
   if (field.kind == FieldKind::kTensor)
-    return call->inputs.push_back({given, field.tensor(&call->params)}), true;
+    return call->inputs.push_back({given, field.tensor(&call->params), field.is_rows}), true;
   if (field.kind == FieldKind::kFloat) return set_number(given, field, call);
   if (field.is_flag) {
     field.set(&call->params, int32_t{given == Py_True});
@@ -120,15 +155,28 @@ inline bool set_window(PyObject* given, flash3_forward_params* params) {
          integer_of(PyTuple_GetItem(given, 1), &params->window_right);
 }
 
+// Any negative number is no bound.
+inline bool set_side(PyObject* given, const ParamField& field, flash3_forward_params* params) {
+  int64_t side = 0;
+  return integer_of(given, &side) && flash3_torch::store(field, side, params);
+}
+
+inline bool set_flag(PyObject* given, bool* flag) {
+  *flag = given == Py_True;
+  return PyBool_Check(given) != 0;
+}
+
 inline bool set_option(PyObject* given, const Option& option, Call* call) {
   switch (option.special) {
     case Special::kField: return set_field(given, *option.field, call);
     case Special::kWindow: return set_window(given, &call->params);
+    case Special::kSide: return set_side(given, *option.field, &call->params);
     case Special::kScale:  // 0 is the default's, which None asks for
       if (given == Py_None) return true;
       return set_number(given, *option.field, call) && call->params.softmax_scale > 0;
     case Special::kSchedule: call->schedule = given; return true;
-    case Special::kWithLse: call->with_lse = given == Py_True; return PyBool_Check(given) != 0;
+    case Special::kWithLse: return set_flag(given, &call->with_lse);
+    case Special::kHeadsFirst: return set_flag(given, &call->heads_first);
     case Special::kIgnored: return PyBool_Check(given) != 0;
     case Special::kUnknown: return given == Py_None;
   }

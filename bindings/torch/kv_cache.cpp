@@ -34,7 +34,7 @@ void run(CacheCall* call) {
     schedule = schedule_of(*call->extras.schedule, call->extras.schedule_key, call->device);
     call->params.schedule = &schedule;
   }
-  call->run(flash3_forward_plan, flash3_forward_run);
+  call->run(flash3_forward_allocating);
 }
 
 void check_cache_dims(const Tensor& v_cache) {
@@ -73,7 +73,7 @@ void describe_for_schedule(CacheCall* call) {
     out.stride[d] = step;
 }
 
-void run_merge(Call<flash3_merge_params>* call) { call->run(flash3_merge_plan, flash3_merge_run); }
+void run_merge(Call<flash3_merge_params>* call) { call->run(flash3_merge_allocating); }
 
 }  // namespace
 
@@ -98,13 +98,7 @@ void kv_cache_schedule(StableIValue* stack, uint64_t, uint64_t) {
   const auto guard = call.on_device();
   size_t bytes = 0;
   check(flash3_forward_schedule_size(&call.params, &bytes));
-  // Only what is aligned is returned: a copy that lies otherwise is refused, and never misread.
-  const auto size = static_cast<int64_t>(bytes);
-  Tensor memory = empty({bytes > 0 ? static_cast<int64_t>(workspace_allocation(bytes)) : 0},
-                        aoti_torch_dtype_uint8(), call.device);
-  const auto* begin = static_cast<const char*>(memory.data_ptr());
-  const auto* aligned = static_cast<const char*>(align_workspace(memory.data_ptr()));
-  const Tensor made = torch::stable::narrow(memory, 0, bytes > 0 ? aligned - begin : 0, size);
+  const Tensor made = empty_aligned(bytes, call.device);
   flash3_schedule schedule = schedule_of(made, 0, call.device);
   check(flash3_forward_schedule(&call.params, &schedule));
   stack[0] = torch::stable::detail::from(made);

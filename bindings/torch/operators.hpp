@@ -14,7 +14,8 @@ inline constexpr Schema<flash3_forward_params> kForward(
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, "
     "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, Tensor? q_scale=None, Tensor? "
     "k_scale=None, Tensor? v_scale=None, bool compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, "
-    "int fp8_sums=0, ScalarType? out_dtype=None, Tensor? qv=None, int mask_alignment=0) -> (Tensor, Tensor)");
+    "int fp8_sums=0, ScalarType? out_dtype=None, Tensor? qv=None, int mask_alignment=0, Tensor? mask=None, "
+    "int[] mask_fields=[]) -> (Tensor, Tensor)");
 
 inline constexpr Schema<flash3_forward_params> kInference(
     "inference(Tensor q, Tensor k, Tensor v, float softmax_scale=0., bool causal=False, bool "
@@ -27,14 +28,16 @@ inline constexpr Schema<flash3_forward_params> kForwardOut(
     "seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool "
     "deterministic=False, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, bool "
     "compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, int fp8_sums=0, Tensor? qv=None, bool "
-    "fill_padding=False, int mask_alignment=0, Tensor(c!)? max_logits=None) -> ()");
+    "fill_padding=False, int mask_alignment=0, Tensor(c!)? max_logits=None, Tensor? mask=None, int[] "
+    "mask_fields=[]) -> ()");
 
 inline constexpr Schema<flash3_backward_params> kBackward(
     "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float "
     "softmax_scale=0., bool causal=False, bool heads_first=False, SymInt window_left=-1, SymInt "
     "window_right=-1, float softcap=0., SymInt chunk=0, Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? "
     "cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt "
-    "max_seqlen_k=0, bool deterministic=False, int mask_alignment=0) -> (Tensor, Tensor, Tensor, Tensor)");
+    "max_seqlen_k=0, bool deterministic=False, int mask_alignment=0, Tensor? mask=None, int[] mask_fields=[]) "
+    "-> (Tensor, Tensor, Tensor, Tensor)");
 
 inline constexpr Schema<flash3_backward_params> kBackwardOut(
     "backward_out(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor(a!) "
@@ -42,7 +45,7 @@ inline constexpr Schema<flash3_backward_params> kBackwardOut(
     "heads_first=False, SymInt window_left=-1, SymInt window_right=-1, float softcap=0., SymInt chunk=0, "
     "Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
     "seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, bool "
-    "fill_padding=False, int mask_alignment=0) -> ()");
+    "fill_padding=False, int mask_alignment=0, Tensor? mask=None, int[] mask_fields=[]) -> ()");
 
 inline constexpr Schema<flash3_quantize_params> kQuantize(
     "quantize(Tensor? q=None, Tensor? k=None, Tensor? v=None, int scale_ndim=3, SymInt heads_k=0, Tensor? "
@@ -117,18 +120,25 @@ inline constexpr Schema<flash3_merge_params> kMerge(
 inline constexpr Schema<flash3_merge_params> kMergeOut(
     "merge_out(Tensor out_parts, Tensor lse_parts, Tensor(a!) out, Tensor(b!)? lse, Tensor? sink=None) -> ()");
 
+inline constexpr Schema<flash3_mask_params> kMaskMake(
+    "mask_make(Tensor like, Tensor? ranges, Tensor? documents, Tensor? dense, Tensor? block_counts, Tensor? "
+    "block_indices, SymInt batch=0, SymInt heads_q=0, SymInt seq_q=0, SymInt seq_k=0, bool causal=False, "
+    "SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, int mask_alignment=0, SymInt block_rows=0, "
+    "SymInt block_keys=0, SymInt max_blocks=0, SymInt max_partial_blocks=0) -> (Tensor, int[])");
+
 inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForwardOut.text, kBackward.text,
                                            kBackwardOut.text, kQuantize.text, kQuantizeOut.text,
                                            kAttentionWithKvCache.text, kAttentionWithKvCacheAppend.text,
                                            kAttentionWithKvCacheOut.text, kKvCacheSchedule.text,
-                                           kKvCacheScheduleOut.text, kMerge.text, kMergeOut.text};
+                                           kKvCacheScheduleOut.text, kMerge.text, kMergeOut.text,
+                                           kMaskMake.text};
 
 // What flash3._eager takes: Python's options, a name each.
 
 inline constexpr char kAttentionOptions[] =
     "causal window softmax_scale softcap chunk sink cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k "
     "seqused_q seqused_k deterministic q_scale k_scale v_scale out_dtype compute rotation_seed sm_margin "
-    "fp8_sums return_lse qv mask_alignment max_logits";
+    "fp8_sums return_lse qv mask_alignment max_logits mask";
 
 inline constexpr char kAttentionWithKvCacheOptions[] =
     "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "

@@ -28,7 +28,7 @@ void forward(StableIValue* stack, uint64_t, uint64_t) {
   call.result("out", made.out);
   call.result("lse", made.lse);
   call.params.fill_padding = 1;
-  call.run(flash3_forward_plan, flash3_forward_run);
+  call.run(flash3_forward_allocating);
   stack[0] = torch::stable::detail::from(made.out);
   stack[1] = torch::stable::detail::from(made.lse);
 }
@@ -40,14 +40,14 @@ void inference(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor out = empty_out(call["q"], call["v"], call.extras.heads_first, {}, call.device);
   call.describe_tensors();
   call.result("out", out);
-  call.run(flash3_forward_plan, flash3_forward_run);
+  call.run(flash3_forward_allocating);
   stack[0] = torch::stable::detail::from(out);
 }
 
 void forward_out(StableIValue* stack, uint64_t, uint64_t) {
   ForwardCall call(kForwardOut, stack);
   call.describe_tensors();
-  call.run(flash3_forward_plan, flash3_forward_run);
+  call.run(flash3_forward_allocating);
 }
 
 // (dq, dk, dv, dsink); no sink: dsink is empty
@@ -65,7 +65,7 @@ void backward(StableIValue* stack, uint64_t, uint64_t) {
   call.result("dv", dv);
   if (sink) call.result("dsink", dsink);
   call.params.fill_padding = 1;
-  call.run(flash3_backward_plan, flash3_backward_run);
+  call.run(flash3_backward_allocating);
   stack[0] = torch::stable::detail::from(dq);
   stack[1] = torch::stable::detail::from(dk);
   stack[2] = torch::stable::detail::from(dv);
@@ -75,7 +75,7 @@ void backward(StableIValue* stack, uint64_t, uint64_t) {
 void backward_out(StableIValue* stack, uint64_t, uint64_t) {
   BackwardCall call(kBackwardOut, stack);
   call.describe_tensors();
-  call.run(flash3_backward_plan, flash3_backward_run);
+  call.run(flash3_backward_allocating);
 }
 
 }  // namespace
@@ -91,6 +91,7 @@ void backward_out(StableIValue* stack, uint64_t, uint64_t) {
 
 FLASH3_TORCH_LIBRARY(FLASH3_TORCH_NAME, m) {
   for (const char* schema : flash3_torch::kSchemas) m.def(schema);
+  m.def("mask_used(Tensor mask, int[] mask_fields) -> (int, int)");
 }
 
 namespace {
@@ -110,6 +111,8 @@ void add_kernels(auto& library) {
   library.impl("kv_cache_schedule_out", flash3_torch::kv_cache_schedule_out);
   library.impl("merge", flash3_torch::merge);
   library.impl("merge_out", flash3_torch::merge_out);
+  library.impl("mask_make", flash3_torch::mask_make);
+  library.impl("mask_used", flash3_torch::mask_used);
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ void quantize(StableIValue* stack, uint64_t, uint64_t) {
     call.result(part.out_name, *part.out);
     call.result(part.scale_name, *part.scale);
   }
-  call.run(flash3_quantize_plan, flash3_quantize_run);
+  call.run(flash3_quantize_allocating);
   for (int i = 0; i < 3; ++i) {
     stack[i] = result(parts[i].out, call.device);
     stack[3 + i] = result(parts[i].scale, call.device);
@@ -89,7 +89,7 @@ void quantize(StableIValue* stack, uint64_t, uint64_t) {
 void quantize_out(StableIValue* stack, uint64_t, uint64_t) {
   QuantizeCall call(kQuantizeOut, stack);
   call.describe_tensors();
-  call.run(flash3_quantize_plan, flash3_quantize_run);
+  call.run(flash3_quantize_allocating);
 }
 
 }  // namespace flash3_torch

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "flash3/flash3.h"
+#include "flash3/mask.h"
 #include "flash3/tensors.hpp"
 
 namespace flash3 {
@@ -66,6 +67,7 @@ struct Forward {
   Tensor qv{};
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
   Tensor max_logits{};
+  const flash3_mask* mask = nullptr;
   /// @}
 
   /// The C struct of this call.
@@ -120,6 +122,7 @@ struct Forward {
     p.qv = qv;
     p.mask_alignment = mask_alignment;
     p.max_logits = max_logits;
+    p.mask = mask;
     return p;
   }
 };
@@ -162,6 +165,7 @@ struct Backward {
   void* workspace = nullptr;
   size_t workspace_size = 0;
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
+  const flash3_mask* mask = nullptr;
   /// @}
 
   /// The C struct of this call.
@@ -201,6 +205,7 @@ struct Backward {
     p.workspace = workspace;
     p.workspace_size = workspace_size;
     p.mask_alignment = mask_alignment;
+    p.mask = mask;
     return p;
   }
 };
@@ -306,6 +311,64 @@ struct Merge {
     p.stream = stream;
     p.workspace = workspace;
     p.workspace_size = workspace_size;
+    return p;
+  }
+};
+
+/// What a mask is made from; unset optionals take the default in mask.h.
+struct MaskArguments {
+  /// @{ @name Fields
+
+  /// The field of this name in flash3_mask_params.
+  int64_t batch = 0;
+  int64_t heads_q = 0;
+  int64_t seq_q = 0;
+  int64_t seq_k = 0;
+  bool causal = false;
+  std::optional<int64_t> window_left = {};
+  std::optional<int64_t> window_right = {};
+  int64_t chunk = 0;
+  flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
+  Tensor ranges{};
+  Tensor documents{};
+  Tensor dense{};
+  Tensor block_counts{};
+  Tensor block_indices{};
+  int block_rows = 0;
+  int block_keys = 0;
+  int64_t max_blocks = 0;
+  int64_t max_partial_blocks = 0;
+  flash3_backend backend = FLASH3_BACKEND_AUTO;
+  int num_threads = 0;
+  void* stream = nullptr;
+  /// @}
+
+  /// The C struct of this call.
+  flash3_mask_params params() const {
+    flash3_mask_params p{};
+    p.struct_size = sizeof p;
+    p.window = window_left.has_value() || window_right.has_value();
+    p.batch = batch;
+    p.heads_q = heads_q;
+    p.seq_q = seq_q;
+    p.seq_k = seq_k;
+    p.causal = causal;
+    p.window_left = window_left.value_or(-1);
+    p.window_right = window_right.value_or(-1);
+    p.chunk = chunk;
+    p.mask_alignment = mask_alignment;
+    p.ranges = ranges;
+    p.documents = documents;
+    p.dense = dense;
+    p.block_counts = block_counts;
+    p.block_indices = block_indices;
+    p.block_rows = block_rows;
+    p.block_keys = block_keys;
+    p.max_blocks = max_blocks;
+    p.max_partial_blocks = max_partial_blocks;
+    p.backend = backend;
+    p.num_threads = num_threads;
+    p.stream = stream;
     return p;
   }
 };

@@ -61,6 +61,9 @@ typedef enum flash3_mask_alignment FLASH3_ENUM_INT32 {
 /** A list of work that several calls share: schedule.h. */
 typedef struct flash3_schedule flash3_schedule;
 
+/** Which keys each query sees, as lists in the caller's memory: mask.h. */
+typedef struct flash3_mask flash3_mask;
+
 /** One forward call. Zero-initialise it, then set struct_size = sizeof(flash3_forward_params). */
 typedef struct flash3_forward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
@@ -277,6 +280,10 @@ typedef struct flash3_forward_params {
    * its row, and of its head, is undefined. On Hopper k and v are not FP8, nor become it, and out
    * and lse may differ in their last bits from those of a call without. All zero: not wanted. */
   flash3_tensor max_logits;
+  /** One of flash3_mask_make (mask.h), of this call's sizes; NULL: the band alone. The band of the
+   * call is none, or that of the mask. Neither with sequences of unequal lengths, with a cache, qv
+   * or tree_mask, nor, on Hopper, with FP8. */
+  const flash3_mask* mask;
 } flash3_forward_params;
 
 /** What flash3_forward() would return, given memory and workspace; if it is not FLASH3_OK,
@@ -370,7 +377,8 @@ typedef struct flash3_backward_params {
 
   flash3_tensor dsink;  /**< [heads_q], dtype of sink, which must be given; all zero: not wanted */
   int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
-  int32_t mask_alignment; /**< as in flash3_forward_params */
+  int32_t mask_alignment;  /**< as in flash3_forward_params */
+  const flash3_mask* mask; /**< as in flash3_forward_params */
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

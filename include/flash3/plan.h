@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /** @file
  * Plans that the caller keeps, for a call that is made again and again: a step of decoding, a layer
- * of training. The kernel is chosen once; a run only takes the new addresses. */
+ * of training. The kernel is chosen once; a run only takes the new addresses. And calls that ask
+ * for their workspace, for a caller with an allocator. */
 #ifndef FLASH3_PLAN_H_
 #define FLASH3_PLAN_H_
 
@@ -58,6 +59,30 @@ FLASH3_API flash3_status flash3_plan_explain(const flash3_plan* plan, char* buff
 /** Frees a plan; NULL: nothing. No run of it may be under way on the host; what it has launched on
  * a device may still run. */
 FLASH3_API void flash3_plan_destroy(flash3_plan* plan);
+/** @} */
+
+/** @{ @name A call that asks for its workspace */
+/** Gives a workspace of so many bytes, at a multiple of FLASH3_WORKSPACE_ALIGNMENT; NULL: there is
+ * none. context: what the call was given with the function. */
+typedef void* (*flash3_workspace_function)(size_t bytes, void* context);
+
+/** Does what the call does, in a workspace that the function gives: the call is checked and planned
+ * once, where one that is asked for its workspace first is checked and planned twice. params'
+ * workspace and workspace_size are not looked at. The function is called at most once, only where
+ * the call needs a workspace, by the calling thread, before anything is written; it must return. On
+ * a GPU the workspace must live until what is on the stream has run. FLASH3_OUT_OF_MEMORY if it
+ * gives NULL. */
+FLASH3_API flash3_status flash3_forward_allocating(const flash3_forward_params* params,
+                                                   flash3_workspace_function allocate,
+                                                   void* context);
+FLASH3_API flash3_status flash3_backward_allocating(const flash3_backward_params* params,
+                                                    flash3_workspace_function allocate,
+                                                    void* context);
+FLASH3_API flash3_status flash3_quantize_allocating(const flash3_quantize_params* params,
+                                                    flash3_workspace_function allocate,
+                                                    void* context);
+FLASH3_API flash3_status flash3_merge_allocating(const flash3_merge_params* params,
+                                                 flash3_workspace_function allocate, void* context);
 /** @} */
 
 #ifdef __cplusplus

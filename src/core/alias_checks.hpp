@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rule of flash3.h for memory that two tensors of a call share: what the call writes lies in no
-// other tensor, and in neither its workspace nor its schedule.
+// other tensor, and in neither its workspace nor its schedule nor its mask.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -37,8 +38,9 @@ class CallMemory {
   static bool share_bytes(const Part& a, const Part& b);
   static bool share_page(const Part& a, const Part& b);
 
-  // The tensors of the largest params, the workspace and the schedule.
-  static constexpr size_t kMost = 32;
+  // The tensors of the largest params, the workspace, the schedule and the mask.
+  static constexpr size_t kMost =
+      std::max(count_tensors<flash3_forward_params>(), count_tensors<flash3_backward_params>()) + 3;
   std::array<Part, kMost> parts_;  // NOLINT: only the first count_ are ever looked at
   size_t count_ = 0;
 };

@@ -3,6 +3,7 @@
 // call.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 
@@ -44,6 +45,18 @@ class Backend {
   virtual Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const = 0;
   virtual Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const = 0;
 
+  // Which of its devices a call runs on now, as a number.
+  virtual Status device(uint64_t* number) const {
+    *number = 0;
+    return {};
+  }
+  // Writes the mask (core/mask_lists.hpp), after what is on the problem's stream. What it reads and
+  // where it writes have been checked.
+  virtual Status make_mask(const MaskProblem& problem) const = 0;
+  // What a mask in this memory takes, once the stream has come to its end.
+  virtual Status read_mask_counts(const MaskShape& shape, const void* data, void* stream,
+                                  MaskCounts* counts) const = 0;
+
   // Fills rows of no token, after what is on the stream.
   virtual Status fill_padding(const Padding& padding, void* stream) const = 0;
 
@@ -72,6 +85,11 @@ struct PlannedCall {
   PlanPointer<P> plan;
 };
 
+// Calls attempt() with the backend `id`; for auto with one after the other, the best first, until
+// it succeeds. On failure the status tells why: for auto, each backend's reason. what: "call".
+Status on_backend(flash3_backend id, const char* what,
+                  const std::function<Status(const Backend&)>& attempt);
+
 // Plans the call on the backend `id`, if that is built in, available, can access every tensor, and
 // supports the call; on auto: on the first such. On failure *call is empty and the status tells
 // why: for auto, each backend's reason.
@@ -90,6 +108,10 @@ Status plan_params(const Params* params, Pointers pointers, P* problem, PlannedC
 template <AnyProblem P>
 Status check_memory(const Backend& backend, const P& problem);
 
+// Whether the backend can access an address. `field` and `member`: its name; access: "read" …
+Status check_access(const Backend& backend, const char* field, const char* member,
+                    const void* address, const char* access);
+
 // Memory that a call is given to work in, and what messages call it.
 struct Scratch {
   const char *data_name, *size_name;
@@ -101,11 +123,13 @@ struct Scratch {
 Status check_scratch(const Backend& backend, const Scratch& scratch, size_t needed,
                      const char* teller);
 
-// Whether the problem's workspace, and the schedule that it was given, are what its plan needs.
+// Whether the problem's workspace, and the schedule and the mask that it was given, are what its
+// plan needs.
 template <AnyProblem P>
 Status check_workspace(const P& problem, const PlannedCall<P>& call);
 
-// Whether the call's workspace lies in none of its tensors, and what it writes not in its schedule:
+// Whether the call's workspace lies in none of its tensors, and what it writes in neither its
+// schedule nor its mask:
 // check_aliases() has compared the tensors with each other. `params` are those that became the
 // problem.
 template <AnyProblem P, class Params>

@@ -10,6 +10,7 @@
 #include "core/backend.hpp"
 #include "core/explain.hpp"
 #include "core/interrupt.hpp"
+#include "core/kept_mask.hpp"
 #include "core/kept_plan.hpp"
 #include "core/message.hpp"
 #include "core/schedule.hpp"
@@ -108,15 +109,38 @@ flash3_status answer_workspace(const Params* params, size_t* bytes) {
   });
 }
 
+// take_workspace(problem, call): sets the problem's workspace, where that is not the params'.
+template <AnyProblem P, class Params, class TakeWorkspace>
+Status run_now(const Params* params, const TakeWorkspace& take_workspace) {
+  P problem;
+  PlannedCall<P> call;
+  FLASH3_CHECK(plan_params(params, Pointers::kRequired, &problem, &call));
+  FLASH3_CHECK(take_workspace(problem, call));
+  FLASH3_CHECK(check_workspace(problem, call));
+  FLASH3_CHECK(check_scratch_aliases(params, problem, call));
+  return call.plan ? call.plan->launch(problem) : Status();
+}
+
 template <AnyProblem P, class Params>
 flash3_status run(const Params* params) {
+  return guarded(
+      [&] { return run_now<P>(params, [](P&, const PlannedCall<P>&) { return Status(); }); });
+}
+
+template <AnyProblem P, class Params>
+flash3_status run_allocating(const Params* params, flash3_workspace_function allocate,
+                             void* context) {
   return guarded([&]() -> Status {
-    P problem;
-    PlannedCall<P> call;
-    FLASH3_CHECK(plan_params(params, Pointers::kRequired, &problem, &call));
-    FLASH3_CHECK(check_workspace(problem, call));
-    FLASH3_CHECK(check_scratch_aliases(params, problem, call));
-    return call.plan ? call.plan->launch(problem) : Status();
+    if (!allocate) return invalid_argument("allocate is null; it must be what gives a workspace");
+    return run_now<P>(params, [&](P& problem, const PlannedCall<P>& call) -> Status {
+      problem.workspace = nullptr;
+      problem.workspace_size = call.plan ? call.plan->workspace_bytes() : 0;
+      if (problem.workspace_size == 0) return {};
+      problem.workspace = allocate(problem.workspace_size, context);
+      if (problem.workspace) return {};
+      return {FLASH3_OUT_OF_MEMORY,
+              message("allocate gave no workspace of ", problem.workspace_size, " bytes")};
+    });
   });
 }
 
@@ -152,6 +176,38 @@ flash3_status schedule(const flash3_forward_params* params, flash3_schedule* mad
     FLASH3_CHECK(plan_params(params, Pointers::kOptional, &problem, &call));
     FLASH3_CHECK(check_schedule_aliases(params, problem, call, *made));
     return make_schedule(problem, call, made);
+  });
+}
+
+// ---- masks ----
+
+flash3_status answer_mask_size(const flash3_mask_params* params, size_t* bytes) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(bytes, "bytes"));
+    MaskProblem problem;
+    FLASH3_CHECK(make_mask_problem(params, Pointers::kOptional, &problem));
+    *bytes = mask_bytes(problem.shape);
+    return {};
+  });
+}
+
+flash3_status mask(const flash3_mask_params* params, flash3_mask* made) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(made, "mask"));
+    return make_mask(params, made);
+  });
+}
+
+flash3_status answer_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
+                               int64_t* partial_blocks) {
+  return guarded([&]() -> Status {
+    if (!mask) return invalid_argument("mask is null; it must be one that was made");
+    FLASH3_CHECK(check_result(blocks, "blocks"));
+    FLASH3_CHECK(check_result(partial_blocks, "partial_blocks"));
+    MaskCounts counts{};
+    FLASH3_CHECK(count_mask(*mask, stream, &counts));
+    *blocks = counts.blocks, *partial_blocks = counts.partial_blocks;
+    return {};
   });
 }
 
@@ -263,6 +319,19 @@ flash3_status flash3_forward_schedule(const flash3_forward_params* params,
   return flash3::schedule(params, schedule);
 }
 
+flash3_status flash3_mask_size(const flash3_mask_params* params, size_t* bytes) {
+  return flash3::answer_mask_size(params, bytes);
+}
+
+flash3_status flash3_mask_make(const flash3_mask_params* params, flash3_mask* mask) {
+  return flash3::mask(params, mask);
+}
+
+flash3_status flash3_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
+                               int64_t* partial_blocks) {
+  return flash3::answer_mask_used(mask, stream, blocks, partial_blocks);
+}
+
 flash3_status flash3_forward_plan(const flash3_forward_params* params, flash3_plan** plan) {
   return flash3::make_plan<flash3::ForwardProblem>(params, plan);
 }
@@ -293,6 +362,26 @@ flash3_status flash3_quantize_run(const flash3_plan* plan, const flash3_quantize
 
 flash3_status flash3_merge_run(const flash3_plan* plan, const flash3_merge_params* params) {
   return flash3::run_plan<flash3::MergeProblem>(plan, params);
+}
+
+flash3_status flash3_forward_allocating(const flash3_forward_params* params,
+                                        flash3_workspace_function allocate, void* context) {
+  return flash3::run_allocating<flash3::ForwardProblem>(params, allocate, context);
+}
+
+flash3_status flash3_backward_allocating(const flash3_backward_params* params,
+                                         flash3_workspace_function allocate, void* context) {
+  return flash3::run_allocating<flash3::BackwardProblem>(params, allocate, context);
+}
+
+flash3_status flash3_quantize_allocating(const flash3_quantize_params* params,
+                                         flash3_workspace_function allocate, void* context) {
+  return flash3::run_allocating<flash3::QuantizeProblem>(params, allocate, context);
+}
+
+flash3_status flash3_merge_allocating(const flash3_merge_params* params,
+                                      flash3_workspace_function allocate, void* context) {
+  return flash3::run_allocating<flash3::MergeProblem>(params, allocate, context);
 }
 
 flash3_status flash3_plan_workspace(const flash3_plan* plan, size_t* bytes) {

@@ -7,6 +7,7 @@
 
 #include "core/alias_checks.hpp"
 #include "core/backend.hpp"
+#include "core/kept_mask.hpp"
 #include "core/max_logits.hpp"
 #include "core/message.hpp"
 #include "core/padded_plan.hpp"
@@ -37,17 +38,6 @@ Status can_access(const Backend& backend, const void* address, bool* accessible)
     if (owned) return {};
   }
   return backend.can_access(address, accessible);
-}
-
-// `field` and what follows it: the name of the address.
-Status check_access(const Backend& backend, const char* field, const char* member,
-                    const void* address, const char* access) {
-  bool accessible = false;
-  FLASH3_CHECK(can_access(backend, address, &accessible));
-  if (accessible) return {};
-  const char* memory = backend.id() == FLASH3_BACKEND_CPU ? "device memory" : "host memory";
-  return invalid_argument(message(field, member, " is ", memory, ", which the ", backend.name(),
-                                  " backend cannot ", access));
 }
 
 const char* workspace_function(const ForwardProblem&) { return "flash3_forward_workspace"; }
@@ -91,6 +81,16 @@ Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
 }
 
 }  // namespace
+
+Status check_access(const Backend& backend, const char* field, const char* member,
+                    const void* address, const char* access) {
+  bool accessible = false;
+  FLASH3_CHECK(can_access(backend, address, &accessible));
+  if (accessible) return {};
+  const char* memory = backend.id() == FLASH3_BACKEND_CPU ? "device memory" : "host memory";
+  return invalid_argument(message(field, member, " is ", memory, ", which the ", backend.name(),
+                                  " backend cannot ", access));
+}
 
 std::span<const Backend* const> backends() {
   static const std::array list = {
@@ -141,28 +141,34 @@ Status check_memory(const Backend& backend, const P& problem) {
       });
 }
 
-template <AnyProblem P>
-Status plan_call(const P& problem, flash3_backend id, PlannedCall<P>* call) {
-  *call = {};
+Status on_backend(flash3_backend id, const char* what,
+                  const std::function<Status(const Backend&)>& attempt) {
   if (id != FLASH3_BACKEND_AUTO) {
     const Backend* backend = nullptr;
     FLASH3_CHECK(built_in_backend(id, &backend));
-    FLASH3_CHECK(plan_on(*backend, problem, &call->plan));
-    call->backend = backend;
-    return {};
+    return attempt(*backend);
   }
-  // A call that every backend calls wrong is wrong; one that any of them merely cannot run is
-  // unsupported.
+  // What every backend calls wrong is wrong; what any of them merely cannot run is unsupported.
   flash3_status code = FLASH3_INVALID_ARGUMENT;
   std::string reasons;
   for (const flash3_backend each : kBestFirst) {
-    Status status = plan_call(problem, each, call);
+    Status status = on_backend(each, what, attempt);
     if (status.ok()) return {};
     if (status.code() == FLASH3_CUDA_ERROR) return status;  // no other backend makes up for it
     if (status.code() != FLASH3_INVALID_ARGUMENT) code = FLASH3_UNSUPPORTED;
     append(reasons, message("; ", backend_name(each), ": ", status.message()));
   }
-  return {code, "no backend can run this call" + reasons};
+  return {code, message("no backend can run this ", what, reasons)};
+}
+
+template <AnyProblem P>
+Status plan_call(const P& problem, flash3_backend id, PlannedCall<P>* call) {
+  *call = {};
+  return on_backend(id, "call", [&](const Backend& backend) -> Status {
+    FLASH3_CHECK(plan_on(backend, problem, &call->plan));
+    call->backend = &backend;
+    return {};
+  });
 }
 
 Status check_scratch(const Backend& backend, const Scratch& scratch, size_t needed,
@@ -184,6 +190,7 @@ template <AnyProblem P>
 Status check_workspace(const P& problem, const PlannedCall<P>& call) {
   if constexpr (std::same_as<P, ForwardProblem>) FLASH3_CHECK(check_schedule(problem, call));
   if (!call.plan) return {};
+  if constexpr (std::derived_from<P, Problem>) FLASH3_CHECK(check_mask(problem, *call.backend));
   return check_scratch(*call.backend,
                        {"workspace", "workspace_size", problem.workspace, problem.workspace_size},
                        call.plan->workspace_bytes(), workspace_function(problem));
@@ -196,7 +203,10 @@ Status check_scratch_aliases(const Params* params, const P& problem, const Plann
   size_t schedule = 0;
   if constexpr (std::same_as<P, ForwardProblem>)
     if (problem.schedule) schedule = call.plan->schedule_needs().bytes;
-  if (workspace == 0 && schedule == 0) return {};
+  size_t mask = 0;
+  if constexpr (std::derived_from<P, Problem>)
+    if (problem.mask_lists.given) mask = mask_bytes(problem.mask_lists.shape);
+  if (workspace == 0 && schedule == 0 && mask == 0) return {};
   WholeParams<Params> whole;
   FLASH3_CHECK(whole.read(params));
   CallMemory memory;
@@ -204,6 +214,8 @@ Status check_scratch_aliases(const Params* params, const P& problem, const Plann
   memory.add("workspace", problem.workspace, workspace, true);
   if constexpr (std::same_as<P, ForwardProblem>)
     if (schedule > 0) memory.add("schedule->data", problem.schedule->data, schedule, false);
+  if constexpr (std::derived_from<P, Problem>)
+    memory.add("mask->data", problem.mask_lists.data, mask, false);
   return memory.check(tensors);
 }
 

@@ -110,10 +110,19 @@ std::string describe_bound(const Problem& p, Index window, Index bound) {
   return window == 0 ? "i'" : message(window < 0 ? "i' - " : "i' + ", std::abs(window));
 }
 
+std::string describe_lists(const MaskLists& lists) {
+  const MaskShape& s = lists.shape;
+  return message("query i sees what its mask lists, in blocks of ", kMaskBlock, " x ", kMaskBlock,
+                 ", for ", s.batch == 1 ? "all sequences" : "each sequence", " and ",
+                 s.heads == 1 ? "all heads" : "each head", ", with room for ", s.blocks,
+                 " blocks and the bits of ", s.partial_blocks);
+}
+
 std::string describe_mask(const Problem& p) {
   if (p.tree.given)
     return "query i sees the keys in front of its sequence's last ones, of which there are as many "
            "as queries, and of those what tree_mask says";
+  if (p.mask_lists.given) return describe_lists(p.mask_lists);
   const MaskRule& rule = p.mask_rule;
   const Band band = p.band();
   const bool left = band.lo > -Band::kUnbounded, right = band.hi < Band::kUnbounded;

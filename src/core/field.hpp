@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "flash3/flash3.h"
+#include "flash3/mask.h"
 
 namespace flash3 {
 
@@ -28,6 +29,8 @@ struct ParamField {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;  // the only one that a tensor may have; none: a float's
   // What bindings call the values 0, 1 … of an enum, with a space between; "-": nothing is given.
   std::string_view words = {};
+  // Of a tensor of added_fields(): the shapes that it may have, as calls.py calls them.
+  std::string_view shapes = {};
 
   // Whether it is a number that says what a call computes, or on which backend.
   constexpr bool is_option() const { return kind != FieldKind::kTensor && !is_context; }
@@ -60,6 +63,17 @@ constexpr FieldKind field_kind() {
   return FieldKind::kSize;
 }
 
+// Of `words` and `shapes`: how many there are, and one of them.
+constexpr int64_t count_words(std::string_view words) {
+  int64_t count = !words.empty();
+  for (const char c : words) count += c == ' ';
+  return count;
+}
+constexpr std::string_view word_at(std::string_view words, int64_t i) {
+  for (; i > 0; --i) words.remove_prefix(words.find(' ') + 1);
+  return words.substr(0, words.find(' '));
+}
+
 // FLASH3_FIELD(causal, .is_flag = true), where Params is the struct.
 #define FLASH3_FIELD(member, ...)                                    \
   ParamField {                                                       \
@@ -84,6 +98,14 @@ constexpr const ParamField* find_field(std::string_view name) {
 template <class Params>
 constexpr std::span<const ParamField> added_fields() {
   return std::span<const ParamField>(FieldsOf<Params>::kFields).subspan(FieldsOf<Params>::kListed);
+}
+
+template <class Params>
+consteval size_t count_tensors() {
+  size_t count = 0;
+  for (const ParamField& field : FieldsOf<Params>::kFields)
+    count += field.kind == FieldKind::kTensor;
+  return count;
 }
 
 // Calls visit(value of a, value of b) with an option's own type.

@@ -60,9 +60,16 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(rotate, .is_flag = true),
     FLASH3_FIELD(fill_padding, .is_flag = true),
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
-    FLASH3_FIELD(max_logits, .is_written = true, .dtype = FLASH3_FLOAT32),
+    FLASH3_FIELD(max_logits, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads rows"),
+    FLASH3_FIELD(mask, .is_context = true),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
+  // Calls visit(name, member, address, is_written) for each tensor after those, until one returns false; a problem has its
+  // address in the member of the same name.
+  template <class Problem, class Visit>
+  static bool visit_added_tensors(Problem& problem, const Visit& visit) {
+    return visit("max_logits", &Params::max_logits, problem.max_logits.data, true);
+  }
 };
 
 template <>
@@ -103,6 +110,7 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(dsink, .is_written = true),
     FLASH3_FIELD(fill_padding, .is_flag = true),
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
+    FLASH3_FIELD(mask, .is_context = true),
   };
   static constexpr size_t kListed = 33;  // those that calls.py places
 };
@@ -160,6 +168,37 @@ struct FieldsOf<flash3_merge_params> {
     FLASH3_FIELD(workspace_size, .is_context = true),
   };
   static constexpr size_t kListed = 11;  // those that calls.py places
+};
+
+template <>
+struct FieldsOf<flash3_mask_params> {
+  using Params = flash3_mask_params;
+  static constexpr ParamField kFields[] = {
+    FLASH3_FIELD(struct_size, .is_context = true),
+    FLASH3_FIELD(batch),
+    FLASH3_FIELD(heads_q),
+    FLASH3_FIELD(seq_q),
+    FLASH3_FIELD(seq_k),
+    FLASH3_FIELD(causal, .is_flag = true),
+    FLASH3_FIELD(window, .is_flag = true),
+    FLASH3_FIELD(window_left),
+    FLASH3_FIELD(window_right),
+    FLASH3_FIELD(chunk),
+    FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
+    FLASH3_FIELD(ranges, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(documents, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(dense, .dtype = FLASH3_UINT8),
+    FLASH3_FIELD(block_counts, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(block_indices, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(block_rows),
+    FLASH3_FIELD(block_keys),
+    FLASH3_FIELD(max_blocks),
+    FLASH3_FIELD(max_partial_blocks),
+    FLASH3_FIELD(backend, .words = "auto hopper cpu"),
+    FLASH3_FIELD(num_threads),
+    FLASH3_FIELD(stream, .is_context = true),
+  };
+  static constexpr size_t kListed = 23;  // those that calls.py places
 };
 
 }  // namespace flash3

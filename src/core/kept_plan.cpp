@@ -2,7 +2,10 @@
 #include "core/kept_plan.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cassert>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -10,6 +13,7 @@
 #include "core/alias_checks.hpp"
 #include "core/explain.hpp"
 #include "core/latent_checks.hpp"
+#include "core/mask_checks.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/pointers.hpp"
@@ -51,6 +55,30 @@ Status check_address(const char* name, const flash3_tensor& planned, const flash
                                   " but the plan was made for a multiple of ", kAlignment));
 }
 
+// A mask of the same sizes and band, whose lists may say something else.
+Status take_same_mask(const flash3_mask* given, Problem* problem) {
+  MaskLists& planned = problem->mask_lists;
+  if (planned.given != (given != nullptr))
+    return differs("mask", planned.given ? "given" : "null", given ? "given" : "null");
+  if (!given) return {};
+  const MaskLists lists = mask_lists(*given);
+  const auto check = [](const char* name, int64_t of_plan, int64_t own) {
+    return of_plan == own ? Status() : differs(name, of_plan, own);
+  };
+  const MaskShape &plan = planned.shape, &own = lists.shape;
+  FLASH3_CHECK(check("mask->batch", plan.batch, own.batch));
+  FLASH3_CHECK(check("mask->heads", plan.heads, own.heads));
+  FLASH3_CHECK(check("mask->seq_q", plan.seq_q, own.seq_q));
+  FLASH3_CHECK(check("mask->seq_k", plan.seq_k, own.seq_k));
+  FLASH3_CHECK(check("mask->window_left", planned.rule.window_left, lists.rule.window_left));
+  FLASH3_CHECK(check("mask->window_right", planned.rule.window_right, lists.rule.window_right));
+  FLASH3_CHECK(check("mask->chunk", planned.rule.chunk, lists.rule.chunk));
+  FLASH3_CHECK(check("mask->mask_alignment", planned.rule.top_left, lists.rule.top_left));
+  FLASH3_CHECK(check_mask_shape(own));
+  planned = lists;
+  return {};
+}
+
 }  // namespace
 
 template <AnyProblem P>
@@ -78,6 +106,7 @@ Status KeptPlan<P>::make(const Params* params, std::unique_ptr<flash3_plan>* pla
                                 tensor *= 2;
                                 return {};
                               }));
+  made->find_compared();
   *plan = std::move(made);
   return {};
 }
@@ -105,6 +134,7 @@ Status KeptPlan<P>::run(const Params* params) const {
   problem.workspace = given.workspace;
   problem.workspace_size = given.workspace_size;
   if constexpr (std::same_as<P, ForwardProblem>) problem.schedule = given.schedule;
+  if constexpr (requires { given.mask; }) FLASH3_CHECK(take_same_mask(given.mask, &problem));
   FLASH3_CHECK(check_aliases(given, problem));
   if (call_.plan) FLASH3_CHECK(check_memory(*call_.backend, problem));
   FLASH3_CHECK(check_workspace(problem, call_));
@@ -112,23 +142,44 @@ Status KeptPlan<P>::run(const Params* params) const {
   return call_.plan ? call_.plan->launch(problem) : Status();
 }
 
-// Two calls mostly differ in nothing else: one comparison of all bytes then takes the place of one
-// a field. Where bytes differ that mean nothing, check_same_call() has the answer.
+template <AnyProblem P>
+void KeptPlan<P>::find_compared() {
+  static_assert(sizeof params_ <= UINT16_MAX);
+  std::array<uint16_t, kMostCompared> changing{};  // where fields begin that may
+  size_t count = 0;
+  const auto add = [&](const void* field) {
+    assert(count + 1 < kMostCompared);
+    changing[count++] = static_cast<uint16_t>(static_cast<const char*>(field) -
+                                              reinterpret_cast<const char*>(&params_));
+  };
+  static_cast<void>(visit_given(problem_, [&](const char*, auto member, const auto&) -> Status {
+    add(&(params_.*member).data);
+    return {};
+  }));
+  add(&params_.stream);
+  add(&params_.workspace);
+  add(&params_.workspace_size);
+  if constexpr (std::same_as<P, ForwardProblem>) add(&params_.schedule);
+  if constexpr (requires { params_.mask; }) add(&params_.mask);
+  std::sort(changing.begin(), changing.begin() + count);
+  static_assert(sizeof params_.workspace_size == sizeof(void*));  // all are of one size
+  uint16_t begin = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (begin < changing[i]) compared_[compared_count_++] = {begin, changing[i]};
+    begin = static_cast<uint16_t>(changing[i] + sizeof(void*));
+  }
+  if (begin < sizeof params_) compared_[compared_count_++] = {begin, sizeof params_};
+}
+
+// Two calls mostly differ in nothing else: a comparison of all other bytes then takes the place of
+// one a field. Where bytes differ that mean nothing, check_same_call() has the answer.
 template <AnyProblem P>
 bool KeptPlan<P>::differs_in_addresses_alone(const Params& given) const {
-  Params planned = params_;
-  const auto take = [&](auto member) { planned.*member = given.*member; };
-  const auto take_address = [&](const char*, auto member, const auto&) -> Status {
-    (planned.*member).data = (given.*member).data;
-    return {};
-  };
-  if (!visit_given(problem_, take_address).ok()) return false;
-  take(&Params::stream);
-  take(&Params::workspace);
-  take(&Params::workspace_size);
-  if constexpr (std::same_as<P, ForwardProblem>) take(&Params::schedule);
-  const auto* const bytes = reinterpret_cast<const unsigned char*>(&planned);
-  return std::equal(bytes, bytes + sizeof planned, reinterpret_cast<const unsigned char*>(&given));
+  const auto* const planned = reinterpret_cast<const char*>(&params_);
+  const auto* const now = reinterpret_cast<const char*>(&given);
+  return std::all_of(compared_.begin(), compared_.begin() + compared_count_, [&](Bytes bytes) {
+    return std::memcmp(planned + bytes.begin, now + bytes.begin, bytes.end - bytes.begin) == 0;
+  });
 }
 
 template <AnyProblem P>

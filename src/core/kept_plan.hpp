@@ -2,6 +2,8 @@
 // flash3_plan: a plan that its caller keeps, and runs with other addresses.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -49,6 +51,7 @@ class KeptPlan final : public flash3_plan {
   template <class Problem, class Visit>
   Status visit_given(Problem& problem, const Visit& visit) const;
 
+  void find_compared();
   bool differs_in_addresses_alone(const Params& given) const;
   Status check_same_call(const Params& given) const;
   Status take_addresses(const Params& given, P* problem) const;
@@ -56,6 +59,14 @@ class KeptPlan final : public flash3_plan {
   Params params_;
   P problem_;
   uint32_t given_ = 0;  // tensors, a bit each in the order of visit_pointers()
+  static_assert(count_tensors<Params>() <= 32);
+  // The bytes of params between those that may change from run to run.
+  struct Bytes {
+    uint16_t begin, end;
+  };
+  static constexpr size_t kMostCompared = 40;  // a tensor each, four more fields, and the rest
+  std::array<Bytes, kMostCompared> compared_{};
+  size_t compared_count_ = 0;
   PlannedCall<P> call_;
 };
 

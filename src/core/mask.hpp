@@ -33,49 +33,29 @@ struct BandOf {
 
   Index lo = -kUnbounded;
   Index hi = kUnbounded;
-
-  // The user's windows around the diagonal that is row i, column i + shift. window < 0: unbounded
-  // on that side.
-  FLASH3_HOST_DEVICE static constexpr BandOf make(Index shift, Index window_left,
-                                                  Index window_right) {
-    BandOf band;
-    if (window_left >= 0 && window_left < kUnbounded && shift - window_left > band.lo)
-      band.lo = shift - window_left;
-    if (window_right >= 0 && window_right < kUnbounded && shift + window_right < band.hi)
-      band.hi = shift + window_right;
-    return band;
-  }
 };
 
-// What the caller asks for, whatever the lengths of the sequence.
+// What the caller asks for, whatever the lengths of the sequence, as kernels have it
+// (MaskRule::narrowed): a band takes an addition for each bound, and the shift no select.
 template <class Index>
-struct MaskRuleOf {
-  Index window_left = -1, window_right = -1;  // negative: unbounded
-  Index chunk = 0;                            // 0: none
-  bool top_left = false;                      // the diagonal begins in the first query's first key
-  FLASH3_HOST_DEVICE constexpr bool is_none() const {
-    return window_left < 0 && window_right < 0 && chunk == 0;
-  }
+struct NarrowMaskRuleOf {
+  using Band = BandOf<Index>;
 
-  // Row i's diagonal, i', is i plus this.
+  Index window_left = Band::kUnbounded, window_right = Band::kUnbounded;  // 0 to that
+  Index chunk = 0;                                                        // 0: none
+  Index shift_bits = -1;  // of the shift: all, or none where the diagonal begins at the top left
+
   FLASH3_HOST_DEVICE constexpr Index shift(Index seq_q, Index seq_k) const {
-    return top_left ? 0 : seq_k - seq_q;
+    return (seq_k - seq_q) & shift_bits;
   }
-
-  // In integers that hold lengths below `longest`: a window or a chunk as wide as that is none.
-  template <class Narrow>
-  constexpr MaskRuleOf<Narrow> narrowed(Narrow longest) const {
-    const auto window = [=](Index w) { return w < longest ? Narrow(w) : Narrow(-1); };
-    return {window(window_left), window(window_right), chunk < longest ? Narrow(chunk) : longest,
-            top_left};
-  }
-
-  // Calls visit(…) with all that a rule is made of.
-  template <class Visit>
-  constexpr void visit(const Visit& visit) const {
-    visit(window_left, window_right, chunk, top_left);
+  // As MaskRule's, but that a window without a bound ends where no key of the sequence lies. To add
+  // row numbers to it is as safe: row i's diagonal, i + shift, is as far from 0 as keys or queries.
+  FLASH3_HOST_DEVICE constexpr Band band(Index shift) const {
+    return {shift - window_left, shift + window_right};
   }
 };
+
+struct MaskRule;  // core/mask_rule.hpp
 
 // The least and the most of a bound over some rows.
 template <class Index>
@@ -138,10 +118,10 @@ struct MaskOf {
   // floor((j + column_shift) / chunk).
   Index row_shift = 0, column_shift = 0;
 
-  FLASH3_HOST_DEVICE static constexpr MaskOf make(Index seq_q, Index seq_k,
-                                                  const MaskRuleOf<Index>& rule) {
+  template <class Rule = MaskRule>
+  FLASH3_HOST_DEVICE static constexpr MaskOf make(Index seq_q, Index seq_k, const Rule& rule) {
     const Index shift = rule.shift(seq_q, seq_k);
-    return {Band::make(shift, rule.window_left, rule.window_right), rule.chunk, shift, 0};
+    return {rule.band(shift), rule.chunk, shift, 0};
   }
 
   // The queries that see a key: rows are keys, columns are queries.
@@ -205,7 +185,6 @@ struct MaskOf {
 
 using Range = RangeOf<Index>;
 using Band = BandOf<Index>;
-using MaskRule = MaskRuleOf<Index>;
 using Mask = MaskOf<Index>;
 
 }  // namespace flash3

@@ -10,6 +10,7 @@
 #include "core/message.hpp"
 #include "core/sequence_checks.hpp"
 #include "core/tensor_checks.hpp"
+#include "flash3/mask.h"
 
 namespace flash3 {
 
@@ -70,12 +71,17 @@ inline const char* params_name(const flash3_forward_params&) { return "flash3_fo
 inline const char* params_name(const flash3_backward_params&) { return "flash3_backward_params"; }
 inline const char* params_name(const flash3_quantize_params&) { return "flash3_quantize_params"; }
 inline const char* params_name(const flash3_merge_params&) { return "flash3_merge_params"; }
+inline const char* params_name(const flash3_mask_params&) { return "flash3_mask_params"; }
 
 // What the params took in their first version. Fields are only ever added at the end, so a caller
 // built against any version passes at least this much.
 template <class Params>
 constexpr size_t kFirstParamsSize =
     offsetof(Params, workspace_size) + sizeof(Params::workspace_size);
+
+template <>
+inline constexpr size_t kFirstParamsSize<flash3_mask_params> =
+    offsetof(flash3_mask_params, stream) + sizeof(void*);
 
 // No version will come near this: a struct_size beyond it was never set, and reading that far would
 // crash.
@@ -128,6 +134,19 @@ class WholeParams {
 inline Status check_flag(const char* name, int32_t value) {
   if (value == 0 || value == 1) return {};
   return invalid_argument(message(name, " = ", value, " but it must be 0 or 1"));
+}
+
+// The fields that a band is made of.
+template <class Params>
+Status check_band(const Params& p) {
+  FLASH3_CHECK(check_flag("causal", p.causal));
+  FLASH3_CHECK(check_flag("window", p.window));
+  if (p.chunk < 0)
+    return invalid_argument(message("chunk = ", p.chunk, " but it must be at least 0 (0: none)"));
+  if (p.mask_alignment < FLASH3_ALIGN_BOTTOM_RIGHT || p.mask_alignment > FLASH3_ALIGN_TOP_LEFT)
+    return invalid_argument(message("mask_alignment = ", p.mask_alignment,
+                                    " but it must be 0 (bottom right) or 1 (top left)"));
+  return {};
 }
 
 // The fields that say where a call runs.

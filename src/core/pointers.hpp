@@ -38,7 +38,20 @@ struct ParamsOf<P> {
 // ---- addresses ----
 // visit_pointers(problem, visit) calls visit(name, member, pointer, access) for each tensor of a
 // call: its member of the params, and the problem's pointer to its data. visit returns a Status;
-// the first failure ends the walk.
+// the first failure ends the walk. Tensors of added_fields() come last and need no line here.
+
+template <class P, class Visit>
+Status visit_added(P& p, const Visit& visit) {
+  using Fields = FieldsOf<typename ParamsOf<P>::type>;
+  Status status;
+  if constexpr (requires { Fields::visit_added_tensors(p, visit); })
+    Fields::visit_added_tensors(
+        p, [&](const char* name, auto member, auto& pointer, bool is_written) {
+          status = visit(name, member, pointer, is_written ? kWrite : kRead);
+          return status.ok();
+        });
+  return status;
+}
 
 template <class P, class Visit>
 Status visit_sequences(P& p, const Visit& visit) {
@@ -85,10 +98,10 @@ Status visit_pointers(P& p, const Visit& visit) {
   FLASH3_CHECK(visit("qv", &Params::qv, p.qv.data, kRead));
   FLASH3_CHECK(visit_cache(p, visit));
   FLASH3_CHECK(visit("tree_mask", &Params::tree_mask, p.tree.words, kRead));
-  FLASH3_CHECK(visit("max_logits", &Params::max_logits, p.max_logits.data, kWrite));
   FLASH3_CHECK(visit("q_scale", &Params::q_scale, p.q_scale.data, kRead));
   FLASH3_CHECK(visit("k_scale", &Params::k_scale, p.k_scale.data, kRead));
-  return visit("v_scale", &Params::v_scale, p.v_scale.data, kRead);
+  FLASH3_CHECK(visit("v_scale", &Params::v_scale, p.v_scale.data, kRead));
+  return visit_added(p, visit);
 }
 
 template <MaybeConst<BackwardProblem> P, class Visit>
@@ -100,7 +113,8 @@ Status visit_pointers(P& p, const Visit& visit) {
   FLASH3_CHECK(visit("dq", &Params::dq, p.dq.data, kWrite));
   FLASH3_CHECK(visit("dk", &Params::dk, p.dk.data, kWrite));
   FLASH3_CHECK(visit("dv", &Params::dv, p.dv.data, kWrite));
-  return visit("dsink", &Params::dsink, p.dsink.data, kWrite);
+  FLASH3_CHECK(visit("dsink", &Params::dsink, p.dsink.data, kWrite));
+  return visit_added(p, visit);
 }
 
 template <MaybeConst<QuantizeProblem> P, class Visit>
@@ -117,7 +131,8 @@ Status visit_pointers(P& p, const Visit& visit) {
   FLASH3_CHECK(visit("v_scale", &Params::v_scale, p.v.scale.data, kWrite));
   FLASH3_CHECK(visit("rotary_cos", &Params::rotary_cos, p.rotary.cos, kRead));
   FLASH3_CHECK(visit("rotary_sin", &Params::rotary_sin, p.rotary.sin, kRead));
-  return visit_sequences(p, visit);
+  FLASH3_CHECK(visit_sequences(p, visit));
+  return visit_added(p, visit);
 }
 
 template <MaybeConst<MergeProblem> P, class Visit>
@@ -127,7 +142,8 @@ Status visit_pointers(P& p, const Visit& visit) {
   FLASH3_CHECK(visit("lse_parts", &Params::lse_parts, p.lse_parts.data, kRead));
   FLASH3_CHECK(visit("out", &Params::out, p.out.data, kWrite));
   FLASH3_CHECK(visit("lse", &Params::lse, p.lse.data, kWrite));
-  return visit("sink", &Params::sink, p.sink.data, kRead);
+  FLASH3_CHECK(visit("sink", &Params::sink, p.sink.data, kRead));
+  return visit_added(p, visit);
 }
 
 // ---- options ----

@@ -8,6 +8,7 @@
 #include "core/alias_checks.hpp"
 #include "core/cache_checks.hpp"
 #include "core/latent_checks.hpp"
+#include "core/mask_checks.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/scale_checks.hpp"
@@ -32,15 +33,9 @@ Status check_factor(const char* name, float value, const char* none) {
 template <class Params>
 Status check_options(const Params& p) {
   FLASH3_CHECK(check_factor("softmax_scale", p.softmax_scale, "1/sqrt(head_dim)"));
-  FLASH3_CHECK(check_flag("causal", p.causal));
-  FLASH3_CHECK(check_flag("window", p.window));
   FLASH3_CHECK(check_context(p));
   FLASH3_CHECK(check_factor("softcap", p.softcap, "none"));
-  if (p.chunk < 0)
-    return invalid_argument(message("chunk = ", p.chunk, " but it must be at least 0 (0: none)"));
-  if (p.mask_alignment < FLASH3_ALIGN_BOTTOM_RIGHT || p.mask_alignment > FLASH3_ALIGN_TOP_LEFT)
-    return invalid_argument(message("mask_alignment = ", p.mask_alignment,
-                                    " but it must be 0 (bottom right) or 1 (top left)"));
+  FLASH3_CHECK(check_band(p));
   if constexpr (requires { p.tree_mask; })
     if (is_given(p.tree_mask) && p.mask_alignment != FLASH3_ALIGN_BOTTOM_RIGHT)
       return invalid_argument(message("mask_alignment = ", p.mask_alignment, " and tree_mask is ",
@@ -280,6 +275,7 @@ MaskRule mask_rule_of(const Params& p) {
 }
 template MaskRule mask_rule_of(const flash3_forward_params& p);
 template MaskRule mask_rule_of(const flash3_backward_params& p);
+template MaskRule mask_rule_of(const flash3_mask_params& p);
 
 Status make_forward_problem(const flash3_forward_params* params, Pointers pointers,
                             ForwardProblem* problem) {
@@ -293,6 +289,7 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   *problem = {};
   fill(p, problem);
   fill_append(p, problem);
+  FLASH3_CHECK(take_mask(p, problem));
   FLASH3_CHECK(check_shared_rows(*problem));
   problem->tree = tree_mask(p);
   problem->sm_margin = p.sm_margin;
@@ -323,6 +320,7 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
   FLASH3_CHECK(check_flag("fill_padding", p.fill_padding));
   *problem = {};
   fill(p, problem);
+  FLASH3_CHECK(take_mask(p, problem));
   problem->gradient_dtype = p.dq.dtype;
   problem->dout = view_q(*problem, p.dout);
   problem->dlse = view_lse(*problem, p.dlse);
@@ -346,6 +344,7 @@ const char* dtype_name(flash3_dtype dtype) {
     case FLASH3_INT32: return "int32";
     case FLASH3_FLOAT8_E4M3: return "float8_e4m3";
     case FLASH3_INT64: return "int64";
+    case FLASH3_UINT8: return "uint8";
   }
   return "unknown";
 }

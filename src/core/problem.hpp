@@ -12,6 +12,8 @@
 #include "core/fp8.hpp"
 #include "core/kv_cache.hpp"
 #include "core/mask.hpp"
+#include "core/mask_problem.hpp"
+#include "core/mask_rule.hpp"
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
 #include "core/tensor_view.hpp"
@@ -112,6 +114,7 @@ struct Problem : ExecutionContext {
   float softcap = 0.f;        // 0: none
   SinkView sink;
   MaskRule mask_rule;
+  MaskLists mask_lists;  // if given, they say all; mask_rule is the band that they were made with
   bool fills_padding = false;  // core/padding.hpp; no backend sees it
 
   // Forward calls alone have these. `qv`: what of the queries meets v; without dimensions: none.
@@ -305,7 +308,8 @@ inline int dtype_size(flash3_dtype dtype) {
     case FLASH3_BFLOAT16: return 2;
     case FLASH3_FLOAT32:
     case FLASH3_INT32: return 4;
-    case FLASH3_FLOAT8_E4M3: return 1;
+    case FLASH3_FLOAT8_E4M3:
+    case FLASH3_UINT8: return 1;
     case FLASH3_INT64: return 8;
     case FLASH3_DTYPE_NONE: break;
   }

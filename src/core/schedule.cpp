@@ -1,29 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/schedule.hpp"
 
-#include <concepts>
 #include <cstdint>
 
 #include "core/alias_checks.hpp"
+#include "core/hash.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 
 namespace flash3 {
 namespace {
-
-// FNV-1a (Fowler, Noll, Vo) over words of 64 bits.
-class Hash {
- public:
-  template <std::convertible_to<uint64_t>... Words>
-  void add(Words... words) {
-    ((hash_ = (hash_ ^ static_cast<uint64_t>(words)) * 0x100000001B3ull), ...);
-  }
-  // Never 0, which stands for no key; bindings have it in signed integers.
-  uint64_t key() const { return (hash_ & INT64_MAX) | 1; }
-
- private:
-  uint64_t hash_ = 0xCBF29CE484222325ull;
-};
 
 void add(const Sequences& s, Hash* hash) {
   hash->add(s.packed, s.has_used, s.rows, s.max_length, s.bounded);

@@ -14,6 +14,7 @@
 #include "core/interrupt.hpp"
 #include "core/message.hpp"
 #include "cpu/append.hpp"
+#include "cpu/mask_reader.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/work_list.hpp"
 
@@ -51,7 +52,8 @@ const AttentionKernel* kernel_of(CpuTarget target) {
 int tile_keys(const ForwardProblem& p, CpuTarget target, int64_t keys) {
   const int widest = std::max(p.score_dim(), p.head_dim_v);
   const bool pairs = p.kv_dtype == FLASH3_BFLOAT16 && target >= CpuTarget::kAvx3Zen4;
-  const int most = widest <= 128 ? 512 : widest <= kMaxHeadDim || pairs ? 256 : 128;
+  int most = widest <= 128 ? 512 : widest <= kMaxHeadDim || pairs ? 256 : 128;
+  if (p.mask_lists.given) most = kMaskBlock;  // a tile lies in one block of the mask
   return static_cast<int>(
       std::min<int64_t>(most, round_up(std::max<int64_t>(keys, 1), kKeyAlignment)));
 }
@@ -96,6 +98,16 @@ int tile_rows(const ForwardProblem& p, const AttentionPlan& plan, Index rows) {
   return static_cast<int>(std::min<Index>(rows, most));
 }
 
+// Keys that these packed rows of a KV head see, more or less: of the first one, where a mask has
+// its own for each.
+double keys_seen_by(const ForwardProblem& p, const Sequence& s, Range rows) {
+  const Index group = p.queries_per_kv_head();
+  if (p.mask_lists.given)
+    return kMaskBlock * MaskReader(p.mask_lists, s.batch).mean_blocks(rows, group, 0);
+  return static_cast<double>(
+      s.mask.keys({rows.begin / group, (rows.end - 1) / group + 1}, s.k.length).size());
+}
+
 // The blocks of rows of all sequences; lane l of one is part l % splits of KV head l / splits.
 WorkList list_blocks(const ForwardProblem& p, const AttentionPlan& plan) {
   constexpr double kPackingRows = 16;  // whose products take as long as packing K and V
@@ -109,9 +121,8 @@ WorkList list_blocks(const ForwardProblem& p, const AttentionPlan& plan) {
     // Later rows see more keys under a causal mask.
     for (Index i = ceil_div(rows, step) - 1; i >= 0; --i) {
       const Range own{i * step, std::min((i + 1) * step, rows)};
-      const Range keys = s.mask.keys({own.begin / group, (own.end - 1) / group + 1}, s.k.length);
       const double cost = (static_cast<double>(own.size()) + kPackingRows) *
-                          static_cast<double>(keys.size() + 1) * (p.score_dim() + p.head_dim_v) /
+                          (keys_seen_by(p, s, own) + 1) * (p.score_dim() + p.head_dim_v) /
                           static_cast<double>(plan.splits);
       list.add({b, i, cost, cost});
     }

@@ -13,6 +13,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
+#include "cpu/mask_reader.hpp"
 #include "cpu/sequence.hpp"
 
 namespace flash3::cpu {

@@ -47,7 +47,9 @@ const BackwardKernel* kernel_of(CpuTarget target) {
 // two.
 TileShape largest_tile(const BackwardProblem& p) {
   const int64_t rows = p.seq_q * p.queries_per_kv_head();
-  const int keys = std::max(p.head_dim, p.head_dim_v) <= 128 ? kMaxBackwardKeys : 256;
+  const int keys = p.mask_lists.given ? kMaskBlock  // a block of keys lies in one of the mask
+                   : std::max(p.head_dim, p.head_dim_v) <= 128 ? kMaxBackwardKeys
+                                                               : 256;
   if (!p.is_ragged())
     return {even_part(rows, kMaxBackwardRows, kBackwardStrip),
             even_part(p.seq_k, keys, kKeyAlignment)};
@@ -153,7 +155,7 @@ void finish_rest(const BackwardProblem& p, const BackwardPlan& plan, const Space
   const BackwardBlocks blocks(p, s, plan.tile.keys);
   for (Index kv_head = 0; kv_head < p.heads_k; ++kv_head) {
     for (Index i = 0; i < blocks.row_blocks(); ++i)
-      if (blocks.key_blocks_of(i).empty())
+      if (blocks.key_blocks_of(kv_head, i).empty())
         finish_blind_rows(p, space, s, kv_head, blocks.rows_of(i));
     for (Index j = s.k.length; j < s.k.capacity; ++j) {
       clear_row(p, p.dk, row_offset(p.dk, s.batch, s.k, j, kv_head));
@@ -165,6 +167,16 @@ void finish_rest(const BackwardProblem& p, const BackwardPlan& plan, const Space
       clear_row(p, p.dq, row_offset(p.dq, s.batch, s.q, i, head));
 }
 
+// Packed rows that see some of these keys, more or less: of the first KV head, where a mask has its
+// own for each.
+double rows_that_see(const BackwardBlocks& blocks, Range keys) {
+  if (!blocks.masked) return static_cast<double>(blocks.rows_that_see(keys).size());
+  Index rows = 0;
+  for (Index i = 0; i < blocks.row_blocks(); ++i)
+    if (blocks.sees(0, i, keys.begin / blocks.tile.keys)) rows += blocks.rows_of(i).size();
+  return static_cast<double>(rows);
+}
+
 // Blocks of keys, and which of them comes next at each block of rows: the first block of keys that
 // it sees begins. A sequence's blocks come in the order of its keys, since what is left of it is
 // less from one to the next.
@@ -174,15 +186,15 @@ WorkList list_blocks(const BackwardProblem& p, const BackwardPlan& plan, const S
   for (Index b = 0; b < p.batch; ++b) {
     const Sequence s = sequence_of(p, b);
     const BackwardBlocks blocks(p, s, plan.tile.keys);
-    for (Index i = 0; i < blocks.row_blocks(); ++i) {
-      const int first = static_cast<int>(blocks.key_blocks_of(i).begin);
-      for (Index h = 0; h < p.heads_k; ++h) new (space.next_keys(s, h) + i) std::atomic<int>(first);
-    }
+    for (Index i = 0; i < blocks.row_blocks(); ++i)
+      for (Index h = 0; h < p.heads_k; ++h)
+        new (space.next_keys(s, h) + i)
+            std::atomic<int>(static_cast<int>(blocks.key_blocks_of(h, i).begin));
     double left = 0;
     costs.clear();
     for (Index j = 0; j < blocks.key_blocks(); ++j) {
       const Range keys = blocks.keys_of(j);
-      const auto rows = static_cast<double>(blocks.rows_that_see(keys).size() + 1);
+      const double rows = rows_that_see(blocks, keys) + 1;
       costs.push_back(work_of(p, rows * static_cast<double>(keys.size())));
       left += costs.back();
     }

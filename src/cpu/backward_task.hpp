@@ -34,11 +34,15 @@ constexpr int even_part(Index size, int largest, int unit) {
 struct BackwardBlocks {
   Index group = 1;  // query heads of a KV head
   Sequence sequence;
+  bool masked;  // by lists: a block of keys lies in one block of them
+  MaskReader reader;
   TileShape tile;  // rows: a multiple of kBackwardStrip; keys: of kKeyAlignment
 
   BackwardBlocks(const Problem& p, const Sequence& s, int largest_keys)
       : group(p.queries_per_kv_head()),
         sequence(s),
+        masked(p.mask_lists.given),
+        reader(p.mask_lists, s.batch),
         tile{even_part(rows(), kMaxBackwardRows, kBackwardStrip),
              even_part(keys(), largest_keys, kKeyAlignment)} {}
 
@@ -53,13 +57,24 @@ struct BackwardBlocks {
   Range keys_of(Index block) const {
     return {block * tile.keys, std::min<Index>((block + 1) * tile.keys, keys())};
   }
-  // The blocks of keys of which this block of rows sees some; begin = end if none.
-  Range key_blocks_of(Index row_block) const {
+  // The blocks of keys from the first of which this block of a KV head's rows sees some to the
+  // last; begin = end if none.
+  Range key_blocks_of(Index kv_head, Index row_block) const {
     const Range rows = rows_of(row_block);
+    if (masked) {
+      const Range blocks = reader.k_blocks(rows, group, kv_head);
+      const Index each = kMaskBlock / tile.keys;
+      return {blocks.begin * each, std::min(blocks.end * each, key_blocks())};
+    }
     return sequence.mask.key_tiles({rows.begin / group, (rows.end - 1) / group + 1}, keys(),
                                    tile.keys);
   }
-  // The packed rows that see some of these keys, which must not be none.
+  // Whether some of these rows see this block of keys, one of those between the first and the last.
+  bool sees(Index kv_head, Index row_block, Index key_block) const {
+    return !masked ||
+           reader.lists(rows_of(row_block), group, kv_head, keys_of(key_block).begin / kMaskBlock);
+  }
+  // The packed rows that see some of these keys by the band. The keys must not be none.
   Range rows_that_see(Range keys) const {
     const Range queries = sequence.mask.transposed().keys(keys, sequence.q.length);
     return {queries.begin * group, queries.end * group};

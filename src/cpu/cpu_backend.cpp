@@ -12,6 +12,7 @@
 #include "core/message.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/backward.hpp"
+#include "cpu/mask.hpp"
 #include "cpu/merge.hpp"
 #include "cpu/padding.hpp"
 #include "cpu/parallel.hpp"
@@ -158,6 +159,13 @@ class CpuBackend final : public Backend {
   }
   Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const override {
     *plan = std::make_unique<CpuPlan<MergeProblem, MergePlan, run_merge>>(plan_merge(problem));
+    return {};
+  }
+
+  Status make_mask(const MaskProblem& problem) const override { return cpu::make_mask(problem); }
+  Status read_mask_counts(const MaskShape&, const void* data, void*,
+                          MaskCounts* counts) const override {
+    *counts = *static_cast<const MaskCounts*>(data);
     return {};
   }
 

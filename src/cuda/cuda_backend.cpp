@@ -8,6 +8,7 @@
 #include "cuda/host/device_info.hpp"
 #include "cuda/host/family.hpp"
 #include "cuda/host/route.hpp"
+#include "cuda/mask/make_mask.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/merge/max_of_rows.hpp"
 #include "cuda/merge/merge.hpp"
@@ -75,6 +76,18 @@ class CudaBackend final : public Backend {
     return choose([&](const Family&, const Device& d) {
       return Route<MergeProblem, MergePlan>::make(problem, d, plan);
     });
+  }
+
+  Status device(uint64_t* number) const override {
+    Device device;
+    FLASH3_CHECK(current_device(&device));
+    *number = static_cast<uint64_t>(device.index);
+    return {};
+  }
+  Status make_mask(const MaskProblem& problem) const override { return launch_make_mask(problem); }
+  Status read_mask_counts(const MaskShape& shape, const void* data, void* stream,
+                          MaskCounts* counts) const override {
+    return cuda::read_mask_counts(shape, data, stream, counts);
   }
 
   Status max_of_rows(const LseView& rows, int64_t count, int64_t heads, const LseView& out,

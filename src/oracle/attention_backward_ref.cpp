@@ -69,9 +69,10 @@ struct QueryRows {
 template <class Store>
 class Heads {
  public:
-  Heads(const BackwardProblem& problem, const Store& store)
+  Heads(const BackwardProblem& problem, const MaskPairs* pairs, const Store& store)
       : p_(problem),
         store_(store),
+        pairs_(pairs),
         mask_(visible_keys(problem)),
         bound_(problem),
         terms_(static_cast<double>(
@@ -91,6 +92,7 @@ class Heads {
     const int64_t group = p_.queries_per_kv_head();
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       dsink_ = dsink_error_ = 0;
+      mask_ = visible_keys(p_, pairs_, batch, head);
       for (int64_t begin = 0; begin < p_.seq_q; begin += kRows)
         compute_rows(batch, head, {begin, std::min<int64_t>(begin + kRows, p_.seq_q)});
       store_.dsink(batch, head, dsink_, dsink_error_);
@@ -131,7 +133,8 @@ class Heads {
     if (finite) {
       add_products(0, kRows, any);
     } else {  // zero times infinity is NaN
-      for (int r = 0; r < rows.size(); ++r) add_products(r, 1, seen[r]);
+      for (int r = 0; r < rows.size(); ++r)
+        mask_.for_each_range(rows.begin + r, [&](IndexRange keys) { add_products(r, 1, keys); });
     }
     for (int r = 0; r < rows.size(); ++r) {
       dq_.scale(r, p_.head_dim, p_.softmax_scale);
@@ -172,15 +175,18 @@ class Heads {
       p[j] = score_of(p[j], p_, [](double x) { return x; });
       slopes_[static_cast<size_t>(j)] = softcap_slope(p[j], p_);
     }
+    mask_.for_each_hidden(i, [&](int64_t j) { p[j] = -std::numeric_limits<double>::infinity(); });
     const double sink = sink_of(p_, head), lse = softmax(p, seen, sink);
     const double p_sink = sink_weight(sink, lse);
     double mean = 0;
-    for (int64_t j = seen.begin; j < seen.end; ++j) mean += p[j] * ds[j];
+    mask_.for_each_range(i, [&](IndexRange keys) {
+      for (int64_t j = keys.begin; j < keys.end; ++j) mean += p[j] * ds[j];
+    });
     double dlse = 0;
     if (p_.dlse.wanted)
       dlse = p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i];
 
-    const RowErrors error = errors_of(batch, head, i, r, seen, sink, lse, dlse);
+    const RowErrors error = errors_of(batch, head, i, r, sink, lse, dlse);
     for (int64_t j = seen.begin; j < seen.end; ++j) {
       const double slope = slopes_[static_cast<size_t>(j)];
       ds[j] = p[j] * (ds[j] - mean + dlse) * slope;
@@ -188,6 +194,7 @@ class Heads {
       ds_errors_[r][j] = static_cast<float>(error.weight * std::abs(ds[j]) + error.smallest +
                                             p[j] * (slope * error.of_dp + error.of_slope));
     }
+    mask_.for_each_hidden(i, [&](int64_t j) { clear(r, {j, j + 1}); });
     dsink_ += p_sink * (dlse - mean);
     dsink_error_ += p_sink * (error.sink_weight * std::abs(dlse - mean) + error.delta);
     return seen;
@@ -200,8 +207,8 @@ class Heads {
     double delta;             // Δδ
     double sink_weight;       // Es + 8ε + γ(n)
   };
-  RowErrors errors_of(int64_t batch, int64_t head, int64_t i, int r, IndexRange seen, double sink,
-                      double lse, double dlse) {
+  RowErrors errors_of(int64_t batch, int64_t head, int64_t i, int r, double sink, double lse,
+                      double dlse) {
     const Precision dtype = bound_.of_dtype();
     load_row(p_.out, p_.dtype, batch, i, head, 1, out_row_[0]);
     double products = 0, smallest_products = 0;  // Σ|dout||out|, Σ|dout|·η
@@ -209,11 +216,16 @@ class Heads {
       products += std::abs(dout_.rows[r][d] * out_row_[0][d]);
       smallest_products += std::abs(dout_.rows[r][d]) * dtype.smallest;
     }
-    const double dp = norm(dout_.rows[r], p_.head_dim_v) * v_.largest_norm(seen);
+    double keys = 0, largest_k = 0, largest_v = 0;
+    mask_.for_each_range(i, [&](IndexRange range) {
+      keys += static_cast<double>(range.size());
+      largest_k = std::max(largest_k, k_.largest_norm(range));
+      largest_v = std::max(largest_v, v_.largest_norm(range));
+    });
+    const double dp = norm(dout_.rows[r], p_.head_dim_v) * largest_v;
     const double delta = products + std::abs(dlse), of_sum = bound_.sum(p_.head_dim_v);
     const double score =
-        bound_.score(p_.softmax_scale * norm(q_.rows[r], p_.head_dim) * k_.largest_norm(seen),
-                     static_cast<double>(seen.size()), sink);
+        bound_.score(p_.softmax_scale * norm(q_.rows[r], p_.head_dim) * largest_k, keys, sink);
     const bool blind = lse == -std::numeric_limits<double>::infinity();
 
     RowErrors e{};
@@ -231,7 +243,8 @@ class Heads {
 
   const BackwardProblem& p_;
   const Store& store_;
-  const VisibleKeys mask_;
+  const MaskPairs* const pairs_;
+  VisibleKeys mask_;
   const ErrorBound bound_;
   const double terms_;  // n
   const ReferenceLoops<double>& doubles_ = reference_loops<double>();
@@ -247,9 +260,12 @@ class Heads {
 };
 
 template <class Store>
-void for_each_head_of_one_length(const BackwardProblem& p, int num_threads, const Store& store) {
+void for_each_head_of_one_length(const BackwardProblem& p, const MaskPairs* mask, int num_threads,
+                                 const Store& store) {
   for_each_kv_head(p, num_threads, [&] {
-    return [heads = Heads<Store>(p, store)](int64_t b, int64_t h) mutable { heads.compute(b, h); };
+    return [heads = Heads<Store>(p, mask, store)](int64_t b, int64_t h) mutable {
+      heads.compute(b, h);
+    };
   });
 }
 
@@ -291,7 +307,8 @@ struct Store {
 
 }  // namespace
 
-ReferenceBackward attention_backward_ref(const BackwardProblem& p, int num_threads) {
+ReferenceBackward attention_backward_ref(const BackwardProblem& p, int num_threads,
+                                         const MaskPairs* mask) {
   ReferenceBackward result;
   result.dq.resize(rows_in_batch(p.sequences_q, p.batch) * p.heads_q * p.head_dim);
   result.dk.resize(rows_in_batch(p.sequences_k, p.batch) * p.heads_k * p.head_dim);
@@ -302,11 +319,11 @@ ReferenceBackward attention_backward_ref(const BackwardProblem& p, int num_threa
   std::vector<double> sinks(p.batch * p.heads_q), sink_errors(p.batch * p.heads_q);
   Store store{p, result, sinks, sink_errors};
   if (!p.is_ragged()) {
-    for_each_head_of_one_length(p, num_threads, store);
+    for_each_head_of_one_length(p, mask, num_threads, store);
   } else {
     for (int64_t b = 0; b < p.batch; ++b) {
       store.sequence = b;
-      for_each_head_of_one_length(one_sequence(p, b), num_threads, store);
+      for_each_head_of_one_length(one_sequence(p, b), nullptr, num_threads, store);
     }
   }
   if (!p.sink.given) return result;

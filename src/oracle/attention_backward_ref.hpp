@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
+#include "oracle/mask_pairs.hpp"
 
 namespace flash3 {
 
@@ -27,6 +28,8 @@ struct ReferenceBackward {
 
 // Reads q, k, v, dout, dlse, sink and lengths, and out for the bounds (host memory, any strides);
 // nothing of the problem is written. num_threads 0: all cores.
-ReferenceBackward attention_backward_ref(const BackwardProblem& problem, int num_threads = 0);
+// mask: as attention_ref() takes it.
+ReferenceBackward attention_backward_ref(const BackwardProblem& problem, int num_threads = 0,
+                                         const MaskPairs* mask = nullptr);
 
 }  // namespace flash3

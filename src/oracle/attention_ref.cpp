@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
@@ -23,6 +24,7 @@ struct RowResult {
   const double* out;
   const float* out_bound;
   double lse, lse_bound;
+  double largest, largest_bound;  // of the scores
 };
 
 // Called with batch, row, head and what the row has.
@@ -31,9 +33,10 @@ using Store = std::function<void(int64_t, int64_t, int64_t, const RowResult&)>;
 // Computes rows and hands each to store.
 class RowGroup {
  public:
-  RowGroup(const ForwardProblem& problem, const Store& store)
+  RowGroup(const ForwardProblem& problem, const MaskPairs* pairs, const Store& store)
       : p_(problem),
         store_(store),
+        pairs_(pairs),
         mask_(visible_keys(problem)),
         bound_(problem, problem.quantizes || problem.dtype == FLASH3_FLOAT8_E4M3),
         of_out_(precision_of(problem.out_dtype)) {
@@ -45,6 +48,7 @@ class RowGroup {
   // rows: at most kRows of them.
   void compute(int64_t batch, int64_t head, IndexRange rows) {
     load_head(batch, head / p_.queries_per_kv_head());
+    mask_ = visible_keys(p_, pairs_, batch, head);
     for (int64_t i = rows.begin; i < rows.end; ++i) {
       double* const q = q_[i - rows.begin];
       load_row(p_.q, p_.dtype, batch, i, head, p_.q_scale.at(batch, head, i / kScaleBlock), q);
@@ -115,6 +119,7 @@ class RowGroup {
       p[j] = score_of(p[j], p_, [](double x) { return x; });
     mask_.for_each_hidden(row, [&](int64_t j) { p[j] = -std::numeric_limits<double>::infinity(); });
     const double sink = sink_of(p_, head);
+    result->largest = largest_of(p, seen);
     result->lse = softmax(p, seen, sink);
 
     double keys = 0, largest_norm = 0;
@@ -122,8 +127,9 @@ class RowGroup {
       keys += static_cast<double>(range.size());
       largest_norm = std::max<double>(largest_norm, k_.largest_norm(range));
     });
-    const double error =
-        bound_.score(p_.softmax_scale * norm(q_[r], p_.score_dim()) * largest_norm, keys, sink);
+    const double most = p_.softmax_scale * norm(q_[r], p_.score_dim()) * largest_norm;
+    const double error = bound_.score(most, keys, sink);
+    result->largest_bound = bound_.score(most, 0, 0);
     result->lse_bound = bound_.lse(error, result->lse, keys);
     double largest = 0;
     for (int64_t j = seen.begin; j < seen.end; ++j) largest = std::max(largest, p[j]);
@@ -138,7 +144,8 @@ class RowGroup {
 
   const ForwardProblem& p_;
   const Store& store_;
-  const VisibleKeys mask_;
+  const MaskPairs* const pairs_;
+  VisibleKeys mask_;
   const ErrorBound bound_;
   const Precision of_out_;
   const ReferenceLoops<double>& doubles_ = reference_loops<double>();
@@ -149,41 +156,75 @@ class RowGroup {
   ReferenceTable<float> sizes_, out_bound_;
 };
 
-void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
-  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup(p, store); });
+void for_each_row_of_one_length(const ForwardProblem& p, const MaskPairs* mask, int num_threads,
+                                const Store& store) {
+  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup(p, mask, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
-void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
-  if (!p.is_ragged() && !p.tree.given) return for_each_row_of_one_length(p, num_threads, store);
+void for_each_row(const ForwardProblem& p, const MaskPairs* mask, int num_threads,
+                  const Store& store) {
+  if (!p.is_ragged() && !p.tree.given)
+    return for_each_row_of_one_length(p, mask, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
     for_each_row_of_one_length(
-        one_sequence(p, b), num_threads,
+        one_sequence(p, b), nullptr, num_threads,
         [&](int64_t, int64_t row, int64_t head, const RowResult& x) { store(b, row, head, x); });
+}
+
+// Rows are those of `lse_rows` of each head. The largest of them errs by no more than lies between
+// it and the largest that one of them may become.
+ReferenceValues largest_of_heads(const ReferenceValues& rows, int64_t heads, int64_t lse_rows) {
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  std::vector<double> largest(static_cast<size_t>(heads), kNothing), upper = largest;
+  for (size_t i = 0; i < rows.values.size(); ++i) {
+    const auto head = i / static_cast<size_t>(lse_rows) % largest.size();
+    if (std::isnan(rows.values[i]) || rows.values[i] > largest[head])
+      largest[head] = rows.values[i];
+    upper[head] = std::max(upper[head], rows.values[i] + rows.bound[i]);
+  }
+  ReferenceValues made{std::move(largest), {}};
+  for (size_t head = 0; head < upper.size(); ++head)
+    made.bound.push_back(
+        std::isfinite(made.values[head]) ? static_cast<float>(upper[head] - made.values[head]) : 0);
+  return made;
 }
 
 }  // namespace
 
-ReferenceForward attention_ref(const ForwardProblem& p, int num_threads) {
-  if (p.has_cache() || p.rotates) return attention_ref(GatheredCache(p).problem(), num_threads);
+ReferenceForward attention_ref(const ForwardProblem& p, int num_threads, const MaskPairs* mask) {
+  if (p.has_cache() || p.rotates)
+    return attention_ref(GatheredCache(p).problem(), num_threads, mask);
   const int64_t rows = rows_in_batch(p.sequences_q, p.batch);
   ReferenceForward result;
   result.out.resize(rows * p.heads_q * p.head_dim_v);
   result.out_bound.resize(result.out.size());
   result.lse.resize(rows * p.heads_q);
   result.lse_bound.resize(result.lse.size());
+  ReferenceValues logits;
+  if (p.max_logits.wanted) {
+    logits.values.assign(result.lse.size(), -std::numeric_limits<double>::infinity());
+    logits.bound.resize(result.lse.size());
+  }
   // lse is [batch, heads, rows of one], or packed [heads, rows].
   const int64_t lse_rows = p.sequences_q.rows, lse_batches = p.sequences_q.packed ? 0 : 1;
-  for_each_row(p, num_threads, [&](int64_t batch, int64_t i, int64_t head, const RowResult& x) {
-    const int64_t row = row_in_batch(p.sequences_q, batch, i);
-    const int64_t at = (row * p.heads_q + head) * p.head_dim_v;
-    std::copy_n(x.out, p.head_dim_v, &result.out[at]);
-    std::copy_n(x.out_bound, p.head_dim_v, &result.out_bound[at]);
-    const int64_t at_lse =
-        (lse_batches * batch * p.heads_q + head) * lse_rows + row - lse_batches * batch * lse_rows;
-    result.lse[at_lse] = x.lse;
-    result.lse_bound[at_lse] = static_cast<float>(x.lse_bound);
-  });
+  for_each_row(p, mask, num_threads,
+               [&](int64_t batch, int64_t i, int64_t head, const RowResult& x) {
+                 const int64_t row = row_in_batch(p.sequences_q, batch, i);
+                 const int64_t at = (row * p.heads_q + head) * p.head_dim_v;
+                 std::copy_n(x.out, p.head_dim_v, &result.out[at]);
+                 std::copy_n(x.out_bound, p.head_dim_v, &result.out_bound[at]);
+                 const int64_t at_lse = (lse_batches * batch * p.heads_q + head) * lse_rows + row -
+                                        lse_batches * batch * lse_rows;
+                 result.lse[at_lse] = x.lse;
+                 result.lse_bound[at_lse] = static_cast<float>(x.lse_bound);
+                 if (!p.max_logits.wanted) return;
+                 logits.values[at_lse] = x.largest;
+                 logits.bound[at_lse] = static_cast<float>(x.largest_bound);
+               });
+  if (p.max_logits.wanted)
+    result.added["max_logits"] =
+        p.max_of_heads ? largest_of_heads(logits, p.heads_q, lse_rows) : std::move(logits);
   return result;
 }
 

@@ -6,14 +6,23 @@
 // Internal library flash3_oracle: tests and the command line, not shipped.
 #pragma once
 
+#include <map>
+#include <string_view>
 #include <vector>
 
 #include "core/problem.hpp"
+#include "oracle/mask_pairs.hpp"
 
 namespace flash3 {
 
+// A further result, and how far each element may lie from it. Where it is NaN any value is right.
+struct ReferenceValues {
+  std::vector<double> values;
+  std::vector<float> bound;
+};
+
 // Contiguous, in the dimensions that the call's tensors have; rows of ragged batches that no token
-// has are 0.
+// has are 0, and of a further result what fill_padding makes of them.
 struct ReferenceForward {
   std::vector<double> out;  // [batch, seq_q, heads_q, head_dim_v] or [total_q, heads_q, head_dim_v]
   std::vector<double> lse;  // [batch, heads_q, seq_q] or [heads_q, total_q]; −∞ (or the sink) for a
@@ -22,10 +31,15 @@ struct ReferenceForward {
   // Error bounds (oracle/yardsticks/error_bound.hpp) for the dtypes and the backend of the problem;
   // without a backend those of the CPU. In FP8 that of out is of root mean squares.
   std::vector<float> out_bound, lse_bound;
+
+  // What the call writes besides, by the name of its field in flash3_forward_params.
+  std::map<std::string_view, ReferenceValues> added = {};
 };
 
 // Reads q, k, v, sink, lengths and what belongs to a cache (host memory, any strides); out, lse and
-// the cache of the problem are not touched. num_threads 0: all cores.
-ReferenceForward attention_ref(const ForwardProblem& problem, int num_threads = 0);
+// the cache of the problem are not touched. num_threads 0: all cores. mask: what the call's mask,
+// if it has one, was made from; its lists are not read.
+ReferenceForward attention_ref(const ForwardProblem& problem, int num_threads = 0,
+                               const MaskPairs* mask = nullptr);
 
 }  // namespace flash3

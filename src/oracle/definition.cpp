@@ -114,6 +114,10 @@ double log_sum_exp(const std::vector<double>& scores, double sink) {
   return largest + std::log(sum);
 }
 
+double largest(const std::vector<double>& scores) {
+  return scores.empty() ? -kInfinity : *std::max_element(scores.begin(), scores.end());
+}
+
 // What an FP8 element is multiplied with: see q_scale in flash3.h. `head` is the tensor's own.
 double fp8_scale(const flash3_tensor& t, const flash3_tensor& cu_seqlens, int64_t b, int64_t head,
                  int64_t kv_head, int64_t token) {
@@ -282,6 +286,10 @@ DefinedForward define_forward(const flash3_forward_params& p) {
   DefinedForward result;
   result.out.resize(static_cast<size_t>(all_rows * call.heads_q * call.head_dim_v));
   result.lse.resize(static_cast<size_t>(all_rows * call.heads_q));
+  const bool of_heads = p.max_logits.ndim == 1;
+  if (given(p.max_logits))
+    result.max_logits.assign(of_heads ? static_cast<size_t>(call.heads_q) : result.lse.size(),
+                             -kInfinity);
 
   for (int64_t b = 0; b < call.batch; ++b)
     for (int64_t h = 0; h < call.heads_q; ++h)
@@ -308,8 +316,13 @@ DefinedForward define_forward(const flash3_forward_params& p) {
           scores.push_back(call.capped(call.scale * q_scale * k_scale * dot));
         }
         const double lse = log_sum_exp(scores, call.sink(h));
-        result.lse[static_cast<size_t>(
-            call.lse_place(call.heads_q, rows, call.packed_q, b, queries, i, h))] = lse;
+        const auto at_lse = static_cast<size_t>(
+            call.lse_place(call.heads_q, rows, call.packed_q, b, queries, i, h));
+        result.lse[at_lse] = lse;
+        if (given(p.max_logits)) {
+          double& logit = result.max_logits[of_heads ? static_cast<size_t>(h) : at_lse];
+          logit = std::max(logit, largest(scores));
+        }
 
         const size_t out = static_cast<size_t>(call.place(p.out, b, queries, i, h));
         for (size_t n = 0; n < seen.size(); ++n) {

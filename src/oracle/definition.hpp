@@ -16,6 +16,7 @@ namespace flash3 {
 // Contiguous, in the dimensions that the call's tensors have; rows that belong to no token are 0.
 struct DefinedForward {
   std::vector<double> out, lse;
+  std::vector<double> max_logits;  // empty if it is not wanted; of rows of no token −∞
 };
 struct DefinedBackward {
   std::vector<double> dq, dk, dv;

@@ -9,6 +9,7 @@
 
 #include "core/convert.hpp"
 #include "core/problem.hpp"
+#include "oracle/mask_pairs.hpp"
 #include "oracle/visible.hpp"
 
 namespace flash3 {
@@ -20,10 +21,26 @@ inline VisibleKeys visible_keys(const Problem& p) {
   return mask;
 }
 
+// The same of one sequence and head, where the call has a mask; null: it has none.
+inline VisibleKeys visible_keys(const Problem& p, const MaskPairs* mask, int64_t b, int64_t h) {
+  VisibleKeys keys = visible_keys(p);
+  if (mask) keys.pairs = mask->of(b, h);
+  return keys;
+}
+
 // A query head's sink; −∞ if there is none, which is as a sink of that value.
 inline float sink_of(const Problem& p, int64_t head) {
   return p.sink.data ? load_float(p.sink.data, p.sink.dtype, head)
                      : -std::numeric_limits<float>::infinity();
+}
+
+// The largest of scores[keys], −∞ of none; NaN if one of them is.
+template <class Real>
+Real largest_of(const Real* scores, IndexRange keys) {
+  Real largest = -std::numeric_limits<Real>::infinity();
+  for (int64_t j = keys.begin; j < keys.end; ++j)
+    if (std::isnan(scores[j]) || scores[j] > largest) largest = scores[j];
+  return largest;
 }
 
 // Softmax of scores[keys] in place, with one more logit that has no place there; returns the

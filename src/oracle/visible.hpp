@@ -22,6 +22,7 @@ struct VisibleKeys {
   int64_t chunk = 0;                            // 0: none
   const uint64_t* tree = nullptr;               // a word for each query, or none
   bool top_left = false;                        // where the diagonal begins
+  const uint8_t* pairs = nullptr;  // a byte for each, [seq_q, seq_k], that says all; or none
 
   // What the params of a call say.
   template <class Params>
@@ -49,6 +50,7 @@ struct VisibleKeys {
 
   // Whether query i sees key j.
   bool sees(int64_t i, int64_t j) const {
+    if (pairs) return pairs[i * seq_k + j] != 0;
     const int64_t diagonal = diagonal_of(i);
     // A window may be as wide as int64_t, so nothing is added to it.
     if (window_left >= 0 && diagonal - j > window_left) return false;
@@ -58,7 +60,8 @@ struct VisibleKeys {
     return chunk == 0 || floor_div(j, chunk) == floor_div(diagonal, chunk);
   }
 
-  // The least range that holds what query i sees. Every bound is one; a tree leaves some out.
+  // The least range that holds what query i sees. Every bound is one; a tree leaves some out, and
+  // so may pairs.
   IndexRange keys(int64_t i) const {
     IndexRange seen{0, seq_k};
     while (!seen.empty() && !sees(i, seen.begin)) ++seen.begin;
@@ -70,8 +73,7 @@ struct VisibleKeys {
   void for_each_range(int64_t i, const What& what) const {
     const IndexRange all = keys(i);
     int64_t begin = all.begin;
-    const int64_t first = tree ? std::clamp(seq_k - seq_q, all.begin, all.end) : all.end;
-    for (int64_t j = first; j < all.end; ++j)
+    for (int64_t j = first_hole(all); j < all.end; ++j)
       if (!sees(i, j)) {
         if (begin < j) what(IndexRange{begin, j});
         begin = j + 1;
@@ -81,9 +83,9 @@ struct VisibleKeys {
   // Calls what(key) for the keys inside keys(i) that query i does not see.
   template <class What>
   void for_each_hidden(int64_t i, const What& what) const {
-    if (!tree) return;
+    if (!tree && !pairs) return;
     const IndexRange all = keys(i);
-    for (int64_t j = std::max(all.begin, seq_k - seq_q); j < all.end; ++j)
+    for (int64_t j = first_hole(all); j < all.end; ++j)
       if (!sees(i, j)) what(j);
   }
   // The least range that holds what queries [first, end) see.
@@ -96,6 +98,11 @@ struct VisibleKeys {
   }
 
  private:
+  // No key of keys(i) before this one is hidden.
+  int64_t first_hole(const IndexRange& all) const {
+    if (pairs) return all.begin;
+    return tree ? std::clamp(seq_k - seq_q, all.begin, all.end) : all.end;
+  }
   static int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -1 - (-1 - a) / b; }
 };
 

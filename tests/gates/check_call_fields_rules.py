@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/codegen/call_fields.py takes a field that a header gains everywhere, without a line in calls.py, and refuses what it cannot read."""
+"""tools/codegen/call_fields.py takes a field that a header gains everywhere, with one line in calls.py for a tensor and none for a number, and
+refuses what it cannot read."""
 import pathlib
 import sys
 import unittest
@@ -22,6 +23,13 @@ FIELDS = """  int32_t side; /**< flash3_side, of each */
 """
 
 
+def with_tensors(**tensors):
+    """calls.py with more tensors, {name: (calls, description)}."""
+    added = {call: {**known, **{name: about for name, (calls_of, about) in tensors.items() if call in calls_of}}
+             for call, known in calls.ADDED_TENSORS.items()}
+    return unittest.mock.patch.object(calls, "ADDED_TENSORS", added)
+
+
 def with_fields(text, call, fields):
     end = f"}} flash3_{call}_params;"
     assert text.count(end) == 1
@@ -31,9 +39,12 @@ def with_fields(text, call, fields):
 class Added(unittest.TestCase):
     def setUp(self):
         text = generator.header_text() + ENUM
-        self.before = generator.Headers(text)
+        self.before, self.known = generator.Headers(text), calls.ADDED_TENSORS
         for call in ("forward", "backward"):
             text = with_fields(text, call, FIELDS)
+        patch = with_tensors(slopes=(("forward", "backward"), calls.AddedTensor("heads", "float32")))
+        patch.start()
+        self.addCleanup(patch.stop)
         self.headers = generator.Headers(text)
 
     def made(self, make):
@@ -43,7 +54,8 @@ class Added(unittest.TestCase):
         text = self.made(generator.field_table)
         self.assertEqual(text.count('FLASH3_FIELD(side, .words = "left far_right")'), 2)
         self.assertEqual(text.count("FLASH3_FIELD(plain, .is_flag = true)"), 2)
-        self.assertEqual(text.count("FLASH3_FIELD(slopes)"), 2)
+        self.assertEqual(text.count('FLASH3_FIELD(slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads")'), 2)
+        self.assertEqual(text.count('visit("slopes", &Params::slopes, problem.slopes.data, false)'), 2)
 
     def test_schemas(self):
         added = ", int side=0, bool plain=False, Tensor? slopes=None)"
@@ -67,17 +79,31 @@ class Added(unittest.TestCase):
         self.assertEqual(made["WORDS"]["side"], {"left": 0, "far_right": 1})
         self.assertEqual(made["OPTIONS"]["backward"]["side"], "enumeration")
         self.assertIn("slopes", made["TENSORS"]["forward"])
+        self.assertEqual(made["DTYPE_OF"]["slopes"], "float32")
         for function in made["SIGNATURES"].values():
             self.assertEqual([function[name] for name in ("side", "plain", "slopes")], ["left", False, None])
         self.assertEqual(made["ForwardParams"]._fields_[-1][0], "slopes")
 
     def test_results_are_for_given_memory_alone(self):
         text = with_fields(generator.header_text(), "forward", "  flash3_tensor most; /**< [heads_q] */\n")
-        written = {**calls.WRITTEN, "forward": calls.WRITTEN["forward"] + " most"}
-        with unittest.mock.patch.object(calls, "WRITTEN", written):
+        with unittest.mock.patch.object(calls, "ADDED_TENSORS", self.known), \
+                with_tensors(most=(("forward",), calls.AddedTensor("rows", written=True))):
             headers = generator.Headers(text)
-            self.assertTrue(generator.schema(headers, "forward_out").endswith("!)? most=None) -> ()"))
-            self.assertEqual(generator.schema(headers, "forward"), generator.schema(self.before, "forward"))
+        self.assertTrue(generator.schema(headers, "forward_out").endswith("!)? most=None) -> ()"))
+        self.assertEqual(generator.schema(headers, "forward"), generator.schema(self.before, "forward"))
+        made = generator.python_fields(headers)
+        self.assertEqual(made.count('"most": None'), 2)  # of attention and of attention_with_kv_cache
+
+    def test_tensors_need_a_description(self):
+        text = with_fields(generator.header_text(), "forward", "  flash3_tensor most;\n")
+        with unittest.mock.patch.object(calls, "ADDED_TENSORS", self.known):
+            with self.assertRaisesRegex(SystemExit, "forward_params.most is a tensor that calls.ADDED_TENSORS lacks"):
+                generator.Headers(text)
+            for shapes in ("", "heads tokens"):
+                with with_tensors(most=(("forward",), calls.AddedTensor(shapes))), self.assertRaisesRegex(SystemExit, "most the shapes"):
+                    generator.Headers(text)
+            with with_tensors(none=(("forward",), calls.AddedTensor("heads"))), self.assertRaisesRegex(SystemExit, "none is no tensor"):
+                generator.Headers(generator.header_text())
 
     def test_what_cannot_be_read(self):
         for field in ("double x;", "int32_t x, y;", "int32_t x[2];"):

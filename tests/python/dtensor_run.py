@@ -16,6 +16,7 @@ import sys
 import traceback
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -169,6 +170,17 @@ def cases(mesh):
 
     if mesh.ndim > 1:
         return made
+
+    @add("max_logits is for plain tensors")
+    def _():
+        q, k, v = (x.detach() for x in tensors(8, 4))
+        largest, sharded = torch.empty(8), [distribute_tensor(x, mesh, [HEADS] * mesh.ndim) for x in (q, k, v)]
+        for tensor in (largest, distribute_tensor(largest, mesh, [Shard(0)] * mesh.ndim)):
+            for options in ({}, {"compute": "fp8"}):
+                with pytest.raises(NotImplementedError, match="q is a DTensor but max_logits is given"):
+                    attention(*sharded, max_logits=tensor, **options)
+        with pytest.raises(NotImplementedError, match="max_logits is a DTensor"):
+            attention(q, k, v, max_logits=distribute_tensor(largest, mesh, [Shard(0)] * mesh.ndim))
 
     @add("compiled")
     def _():

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash3
-from flash3 import _attention, _eager
+from flash3 import _attention, _eager, _torch
 from test_attention import make
 from test_errors import WRONG
 
@@ -37,6 +37,12 @@ def taken(monkeypatch):
     monkeypatch.setattr(_attention, "_eager", watched)
     monkeypatch.setattr(flash_attn_interface, "eager", watched)
     return answers
+
+
+def leave_it(monkeypatch):
+    """Has operators do all calls."""
+    for module, name in ((_attention, "_eager"), (flash_attn_interface, "eager"), (_torch, "_eager_forward")):
+        monkeypatch.setattr(module, name, None)
 
 
 def by_operator(q, k, v, causal=False, window=None, softmax_scale=None, softcap=0.0, sm_margin=0, **more):
@@ -149,7 +155,7 @@ def outcome(call, *args, **kwargs):
 @pytest.mark.parametrize("arguments", [arguments for arguments, *_ in WRONG.values()], ids=WRONG)
 def test_errors_are_the_operators(arguments, monkeypatch):
     said = outcome(flash3.attention, **arguments)
-    monkeypatch.setattr(_attention, "_eager", None)
+    leave_it(monkeypatch)
     assert said == outcome(flash3.attention, **arguments) and isinstance(said, tuple)
 
 
@@ -158,7 +164,7 @@ def test_drop_ins_errors_are_the_operators(monkeypatch):
     wrong = [((q, k[:1], v), {}), ((q, k, v, 0.0), {}), ((q, k, v, -1.0), {}), ((q, k, v), {"sm_margin": -1}),
              ((q[0], k, v), {}), ((q, k.float(), v), {}), ((q, k, None), {})]
     said = [outcome(flash_attn_interface.flash_attn_func, *args, **kwargs) for args, kwargs in wrong]
-    monkeypatch.setattr(flash_attn_interface, "eager", None)
+    leave_it(monkeypatch)
     assert said == [outcome(flash_attn_interface.flash_attn_func, *args, **kwargs) for args, kwargs in wrong]
     assert all(isinstance(each, tuple) for each in said)
 
@@ -209,7 +215,7 @@ def test_left_to_the_operator(case, taken, monkeypatch):
     with context():
         got = outcome(flash3.attention, *tensors, **options)
     assert True not in taken
-    monkeypatch.setattr(_attention, "_eager", None)
+    leave_it(monkeypatch)
     with context():
         wanted = outcome(flash3.attention, *tensors, **options)
     assert type(got) is type(wanted)
@@ -371,7 +377,7 @@ def test_package_does_without_it():
 import sys
 sys.modules["flash3._eager"] = None
 import flash3, flash_attn_interface, torch
-assert flash3._torch.eager is None
+assert flash3._torch.eager is None is flash3._torch._eager_forward
 x = torch.randn(1, 5, 2, 16)
 assert torch.equal(flash3.attention(x, x, x), torch.ops.flash3.inference(x, x, x))
 assert torch.equal(flash_attn_interface.flash_attn_func(x, x, x), flash3.attention(x, x, x))

@@ -10,7 +10,7 @@ namespace {
 
 // The tensors of a case on the memory that the call runs on.
 struct Uploads {
-  Uploads(Memory& memory, const BackwardTensors& host)
+  Uploads(Memory& memory, const Case& c, const BackwardTensors& host)
       : q(memory, host.q),
         k(memory, host.k),
         v(memory, host.v),
@@ -22,7 +22,7 @@ struct Uploads {
         dk(memory, host.dk),
         dv(memory, host.dv),
         dsink(memory, host.dsink),
-        extra(memory, host.extra) {}
+        extra(memory, c, host.extra) {}
   NamedUploads inputs() const {
     return {{"q", &q},     {"k", &k},       {"v", &v},      {"out", &out},
             {"lse", &lse}, {"dout", &dout}, {"dlse", &dlse}};
@@ -59,7 +59,7 @@ ReferenceBackward expect(const Case& c, const BackwardTensors& t, const RunOptio
   BackwardProblem problem;
   if (const Status s = make_backward_problem(&params, Pointers::kRequired, &problem); !s.ok())
     throw std::logic_error("case " + to_id(c) + " was supported: " + s.message());
-  return attention_backward_ref(problem, options.oracle_threads);
+  return attention_backward_ref(problem, options.oracle_threads, t.extra.mask_pairs());
 }
 
 // Keeps the worse of two runs.
@@ -86,7 +86,7 @@ CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& o
   const ReferenceBackward ref = expect(c, host, options);
   result.oracle_seconds = oracle_time.seconds();
 
-  Uploads device(memory, host);
+  Uploads device(memory, c, host);
   if (!call.prepare(make_backward_params(c, device.views()))) return result;
 
   Upload* const outputs[] = {&device.dq, &device.dk, &device.dv, &device.dsink};
@@ -108,13 +108,9 @@ CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& o
     device.dk.download(&now.dk);
     device.dv.download(&now.dv);
     device.dsink.download(&now.dsink);
-    const GuardedTensor scratch = call.downloaded_workspace();
-    result.failure = find_damage({{"dq", &now.dq},
-                                  {"dk", &now.dk},
-                                  {"dv", &now.dv},
-                                  {"dsink", &now.dsink},
-                                  {"workspace", &scratch}},
-                                 device.inputs(), device.extra);
+    result.failure =
+        find_damage({{"dq", &now.dq}, {"dk", &now.dk}, {"dv", &now.dv}, {"dsink", &now.dsink}},
+                    call.downloaded_workspace(), device.inputs(), device.extra);
     if (!result.passed()) return result;
     keep_worse(check_gradients(c, with_gradients(host.views(), now), ref), &result);
     if (!result.passed()) return result;

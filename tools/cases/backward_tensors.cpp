@@ -29,7 +29,7 @@ void fill_forward(const Case& c, BackwardTensors* t, int oracle_threads) {
   ForwardProblem problem;
   if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok())
     throw std::logic_error("case " + to_id(c) + " has no forward: " + s.message());
-  const ReferenceForward ref = attention_ref(problem, oracle_threads);
+  const ReferenceForward ref = attention_ref(problem, oracle_threads, t->extra.mask_pairs());
   fill_with(ref.out, t->out.view);
   t->out.fill_forbidden();
   if (!c.want_lse) return;
@@ -117,7 +117,7 @@ flash3_backward_params make_backward_question(const Case& c) {
   const flash3_forward_params g = make_question(gradients);
   views.dq = g.q, views.dk = g.k, views.dv = g.v, views.dout = g.out;
   if (c.want_dlse) views.dlse = g.lse;
-  views.extra = {f.sink, f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k};
+  views.extra = extra_of(f);
   if (c.want_dsink) views.dsink = f.sink;
   return make_backward_params(c, views);
 }

@@ -13,25 +13,28 @@ namespace {
 
 // What the call must leave behind.
 struct Expected {
-  ReferenceForward ref;
-  GuardedTensor k, v, naive_out, naive_lse;
+  ExpectedForward call;
+  GuardedTensor k, v;
 };
 
 std::string expect(const Case& c, const CacheTensors& before, const RunOptions& options,
                    Expected* expected) {
   CacheTensors t = before;
   for (GuardedTensor* copy : {&t.call.k, &t.call.v, &t.call.out, &t.call.lse}) *copy = clone(*copy);
+  t.call.extra = clone(t.call.extra);
   flash3_forward_params params = make_cache_params(c, t);
   params.backend = options.backend;
   ForwardProblem problem;
   if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok())
     return s.message();
-  expected->ref = attention_ref(problem, options.oracle_threads);
+  expected->call.ref = attention_ref(problem, options.oracle_threads);
   if (options.naive || needs_naive(c)) attention_naive(problem, options.oracle_threads);
   append_ref(problem);
   expected->k = std::move(t.call.k), expected->v = std::move(t.call.v);
-  expected->naive_out = std::move(t.call.out), expected->naive_lse = std::move(t.call.lse);
-  if (!options.naive && !needs_naive(c)) expected->naive_out = expected->naive_lse = {};
+  if (!options.naive && !needs_naive(c)) return "";
+  expected->call.naive_out = std::move(t.call.out),
+  expected->call.naive_lse = std::move(t.call.lse);
+  expected->call.naive_extra = std::move(t.call.extra);
   return "";
 }
 
@@ -54,7 +57,7 @@ CheckResult run_cache_case(const Case& c, Memory& memory, const RunOptions& opti
 
   Upload q(memory, host.call.q), k(memory, host.call.k), v(memory, host.call.v),
       out(memory, host.call.out), lse(memory, host.call.lse);
-  const ExtraUploads extra(memory, host.call.extra);
+  ExtraUploads extra(memory, c, host.call.extra);
   std::vector<Upload> fields;
   std::array<flash3_tensor, kCacheFieldCount> views{};
   NamedUploads inputs = {{"q", &q}};
@@ -74,35 +77,27 @@ CheckResult run_cache_case(const Case& c, Memory& memory, const RunOptions& opti
   result.oracle_seconds = oracle_time.seconds();
   if (!result.passed()) return result;
 
-  GuardedTensor got_out = clone(host.call.out), got_lse = clone(host.call.lse);
+  Outputs outputs;
+  outputs.add("out", out), outputs.add("lse", lse), outputs.add(extra);
   GuardedTensor got_k = clone(host.call.k), got_v = clone(host.call.v);
   for (int run = 0; run < options.repeat; ++run) {
-    if (run > 0) out.restore(), lse.restore(), k.restore(), v.restore(), call.workspace().restore();
+    if (run > 0) outputs.restore(), k.restore(), v.restore(), call.workspace().restore();
     if (!call.run()) return result;
     k.download(&got_k), v.download(&got_v);
     result.failure = difference("k", got_k, expected.k) + difference("v", got_v, expected.v);
     if (!result.passed()) return result;
     if (run > 0) {
-      result.failure =
-          find_difference(run, {{"out", &out}, {"lse", &lse}}, call.workspace(), inputs, extra);
+      result.failure = find_difference(run, outputs.uploads(), call.workspace(), inputs, extra);
       if (!result.passed()) return result;
       continue;
     }
-    out.download(&got_out), lse.download(&got_lse);
-    const GuardedTensor scratch = call.downloaded_workspace();
-    result.failure =
-        find_damage({{"out", &got_out}, {"lse", &got_lse}, {"workspace", &scratch}}, inputs, extra);
+    outputs.download();
+    result.failure = find_damage(outputs.got(), call.downloaded_workspace(), inputs, extra);
     if (!result.passed()) return result;
-    if (options.repeat > 1) out.keep(), lse.keep();
+    if (options.repeat > 1) outputs.keep();
   }
 
-  const std::vector<RowRule> rules = output_rules(c, make_sequences(c));
-  result.out = check_out(c, got_out.view, expected.ref, rules, expected.naive_out.view);
-  result.failure = result.out.failure;
-  if (c.want_lse) {
-    result.lse = check_lse(c, got_lse.view, expected.ref, rules, expected.naive_lse.view);
-    if (result.passed()) result.failure = result.lse.failure;
-  }
+  check_forward(c, outputs.got(), expected.call, &result);
   return result;
 }
 

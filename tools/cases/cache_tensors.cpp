@@ -204,16 +204,10 @@ flash3_forward_params make_cache_question(const Case& c) {
   const CachePlan plan = make_cache_plan(c);
   flash3_forward_params p = make_question(without_cache(c));
   p.k = cache_view(c, plan, c.head_dim), p.v = cache_view(c, plan, c.head_dim_v);
-  const ExtraViews extra{p.sink,
-                         p.cu_seqlens_q,
-                         {},
-                         p.seqused_q,
-                         {},
-                         p.q_scale,
-                         scales_view(c, plan, TensorName::kK),
-                         scales_view(c, plan, TensorName::kV),
-                         p.qv,
-                         p.tree_mask};
+  ExtraViews extra = extra_of(p);
+  extra.cu_seqlens_k = extra.seqused_k = {};
+  extra.k_scale = scales_view(c, plan, TensorName::kK);
+  extra.v_scale = scales_view(c, plan, TensorName::kV);
   return make_cache_params(c, p.q, p.k, p.v, p.out, p.lse, extra, field_views(c, plan));
 }
 

@@ -143,17 +143,15 @@ bool own_option(std::string_view text, Case* c) {
   return true;
 }
 
-// "<field>=<n>".
-bool added_option(std::string_view text, Case* c) {
-  const size_t equals = text.find('=');
-  if (equals == std::string_view::npos) return false;
-  int64_t* const value = c->added.find(text.substr(0, equals));
-  return value && number(text.substr(equals + 1), value);
+bool data_mask(std::string_view text, Case* c) {
+  if (!eat("mask:", &text)) return false;
+  const auto mask = parse_mask(text);
+  return mask && (c->mask = *mask, true);
 }
 
 bool option(std::string_view text, Case* c) {
   if (const auto layout = parse_layout(text)) return c->layout = *layout, true;
-  if (own_option(text, c) || added_option(text, c)) return true;
+  if (own_option(text, c) || parse_added(text, &c->added) || data_mask(text, c)) return true;
   if (const auto inputs = value_in(kDistributions, text)) return c->distribution = *inputs, true;
   if (text == "nolse") return c->want_lse = false, true;
   if (text == "bwd") return c->backward = true;
@@ -237,9 +235,8 @@ std::string to_id(const Case& c) {
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id.append("/softcap").append(float_name(c.softcap));
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
-  AddedOptions::visit(c.added, [&](const ParamField& field, int64_t value) {
-    if (value != 0) id.append("/").append(field.name).append("=").append(std::to_string(value));
-  });
+  id += to_text(c.added);
+  if (c.mask.given()) id.append("/mask:").append(to_text(c.mask));
   if (c.scales != Scales::kNone) id += std::string("/") + name_in(kScales, c.scales);
   for (size_t i = 0; i < c.own_scales.size(); ++i)
     if (c.own_scales[i])
@@ -280,13 +277,13 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "random, giant, edges, empty, mixed, loguniform, lognormal<tokens>:<draw>, packed, packedq, "
       "packedk, used, usedq, usedk, nomax, front<n>, fill, paged<n>, batchidx, leftpad, append<n>, "
       "packednew, offsets, new<dtype>, kv8, latent, qv, tree, sink, sink16, softcap<x>, chunk<n>, "
-      "onescale, "
-      "headscales, "
-      "blockscales, out<dtype>, fp8, sums1, sums2, quantize, noq, nok, nov, rotate, rotary, "
+      "mask:band, mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>, onescale, "
+      "headscales, blockscales, out<dtype>, fp8, sums1, sums2, quantize, noq, nok, nov, rotate, "
+      "rotary, "
       "rotary2, bwd, dlse, "
       "deterministic, nodsink, gradfp32, "
       "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "
-      "<q, k or v>:<scales>)"};
+      "<q, k or v>:<scales>, <option>=<n>, <tensor>=<heads or rows>)"};
   constexpr size_t kRequired = 7;
 
   Case c;

@@ -17,7 +17,9 @@
 //   bf16/b8/q512/k4096/h8x2/d128/causal/mixed/packedq/usedk    decoding beside parts of prompts
 //   bf16/b9/q1/k300/h16x1/d576x512/full/usedk/paged64/latent    latent attention: v is part of k
 //   bf16/b9/q1/k300/h16x1/d64x512/full/usedk/paged64/qv    the same with q in two parts
+//   bf16/b2/q129/k1000/h4x2/d128/causal/mask:ranges2.h    a mask as data (case_mask.hpp)
 //   bf16/b2/q129/k1000/h4x2/d128/full/k:bhsd.at4/v:odd.heads0    k and v with layouts of their own
+//   bf16/b2/q129/k1000/h4x2/d128/causal/max_logits=rows    a tensor of that name, with this shape
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
 // follows it is optional and takes the defaults below.
@@ -30,6 +32,7 @@
 #include <string_view>
 
 #include "cases/added_options.hpp"
+#include "cases/case_mask.hpp"
 #include "cases/internals.hpp"
 #include "cases/layout.hpp"
 #include "flash3/flash3.h"
@@ -111,7 +114,8 @@ struct Case {
   Sink sink = Sink::kNone;
   float softcap = 0.f;  // "softcap<x>"; 0: none
   int64_t chunk = 0;    // "chunk<n>"; 0: none
-  AddedOptions added;   // "<field>=<n>"
+  AddedOptions added;   // "<field>=<n>", "<field>=<shape>"
+  CaseMask mask;        // "mask:<source>"; what is above of a mask is the band of it
 
   Scales scales = Scales::kNone;
   std::array<std::optional<Scales>, 3> own_scales{};  // "<q|k|v>:<scales>": of one tensor

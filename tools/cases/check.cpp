@@ -73,7 +73,8 @@ Rules rules_of_lse(const flash3_tensor& t, const std::vector<RowRule>& rules) {
 struct Expected {
   const std::vector<double>& ref;
   const std::vector<float>& bound;
-  flash3_tensor naive{};  // without data: not there
+  flash3_tensor naive{};    // without data: not there
+  bool nan_is_any = false;  // where ref is NaN, any value is right
 };
 
 // How the errors of a tensor are held to its bounds: each, or those of a block of rows together.
@@ -109,9 +110,9 @@ class Checker {
               at += place_.at[size_t(i)] * stride(got_, i);
               at_naive += place_.at[size_t(i)] * stride(naive, i);
             }
-            if (!check_element(next, at, rule)) return finish();
-            if (naive.data)
-              add_naive(expected_.ref[next], load_float(naive.data, naive.dtype, at_naive));
+            const double of_naive = naive.data ? load_float(naive.data, naive.dtype, at_naive) : 0;
+            if (!check_element(next, at, rule, bound_of(next, of_naive))) return finish();
+            if (naive.data) add_naive(expected_.ref[next], of_naive);
           }
     return finish();
   }
@@ -125,9 +126,15 @@ class Checker {
     return false;
   }
 
+  double bound_of(size_t i, double naive) const {
+    const double bound = expected_.bound[i], error = std::abs(naive - expected_.ref[i]);
+    if (!sums_.empty() || blocks_.times_naive == 0 || !std::isfinite(error)) return bound;
+    return 3 * bound + blocks_.times_naive * error;
+  }
+
   // False if there is no need to look further.
-  bool check_element(size_t i, int64_t at, RowRule rule) {
-    const double ref = expected_.ref[i], bound = expected_.bound[i];
+  bool check_element(size_t i, int64_t at, RowRule rule, double bound) {
+    const double ref = expected_.ref[i];
     const double got = load_float(got_.data, got_.dtype, at);
     const double error = std::abs(got - ref);
     if (std::isnan(got) && is_poison(got_, at)) {
@@ -140,6 +147,7 @@ class Checker {
       return false;
     }
     if (!std::isfinite(error)) {
+      if (std::isnan(ref) && expected_.nan_is_any) return true;
       if (kind_of(got) != kind_of(ref) && result_.failure.empty())
         result_.failure = describe(name_, place_, got, ref);
       return true;
@@ -306,6 +314,56 @@ TensorCheck check_lse(const Case& c, const flash3_tensor& got, const ReferenceFo
   if (!is_fp8(c)) return check_lse(got, ref, rules);
   return check("lse", got, {ref.lse, ref.lse_bound, naive}, rules_of_lse(got, rules),
                {got.ndim - 1, got.ndim - 2, kTimesNaive});
+}
+
+namespace {
+
+// Of a result of rows, whose reference has what filled rows hold, or of heads.
+TensorCheck check_added(const Case& c, const char* name, const flash3_tensor& got,
+                        const ReferenceForward& ref, std::vector<RowRule> rules,
+                        const flash3_tensor& naive) {
+  const auto found = ref.added.find(name);
+  if (found == ref.added.end()) {
+    TensorCheck none;
+    none.failure = std::string(name) + " is written, but the oracle has no value of it";
+    return none;
+  }
+  std::replace(rules.begin(), rules.end(), RowRule::kFilled, RowRule::kValues);
+  const bool of_heads = got.ndim == 1;
+  if (of_heads) rules.clear();
+  return check(name, got, {found->second.values, found->second.bound, naive, true},
+               of_heads ? Rules{rules} : rules_of_lse(got, rules),
+               {.times_naive = c.fp8 ? kTimesNaive : 0});
+}
+
+}  // namespace
+
+void check_forward(const Case& c,
+                   const std::vector<std::pair<std::string_view, const GuardedTensor*>>& got,
+                   const ExpectedForward& expected, CheckResult* result) {
+  const std::vector<RowRule> rules = output_rules(c, make_sequences(c));
+  const ExtraViews naive = expected.naive_extra.views();
+  for (const auto& [name, tensor] : got) {
+    TensorCheck check;
+    if (name == "out") {
+      check = result->out =
+          check_out(c, tensor->view, expected.ref, rules, expected.naive_out.view);
+    } else if (name != "lse") {
+      flash3_tensor of_naive{};
+      ExtraViews::visit(
+          [&, field = name](const ParamField& each, const flash3_tensor& view) {
+            if (each.name == field) of_naive = view;
+          },
+          naive);
+      check =
+          check_added(c, std::string(name).c_str(), tensor->view, expected.ref, rules, of_naive);
+      result->added.emplace_back(name, check);
+    } else if (c.want_lse) {
+      check = result->lse =
+          check_lse(c, tensor->view, expected.ref, rules, expected.naive_lse.view);
+    }
+    if (result->passed()) result->failure = check.failure;
+  }
 }
 
 bool needs_naive(const Case& c) { return is_fp8(c); }

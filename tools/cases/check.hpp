@@ -15,11 +15,16 @@
 //
 // A gradient that the mask leaves nothing for must be exactly 0, and so must that of a token that
 // does not count; other rows of ragged batches that hold no token are looked at only where the call
-// fills them. Infinities and
-// NaNs must stand where the oracle has them, and no element may keep the fill pattern.
+// fills them. Infinities and NaNs must stand where the oracle has them, and no element may keep the
+// fill pattern.
+//
+// Results besides out and lse, those of FP8 calls too, are held to the first rule. For calls that
+// bring 16-bit tensors to FP8 themselves it is one of a block of one element, N = 1.
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cases/backward_tensors.hpp"
@@ -39,10 +44,11 @@ struct TensorCheck {
 };
 
 struct CheckResult {
-  TensorCheck out, lse;           // of a forward case
-  TensorCheck dq, dk, dv, dsink;  // of a backward case
-  TensorCheck q, k, v;            // of what flash3_quantize makes
-  std::string failure;            // the first thing that went wrong; "" if the case passed
+  TensorCheck out, lse;                                    // of a forward case
+  std::vector<std::pair<std::string, TensorCheck>> added;  // and what else its call writes, by name
+  TensorCheck dq, dk, dv, dsink;                           // of a backward case
+  TensorCheck q, k, v;                                     // of what flash3_quantize makes
+  std::string failure;  // the first thing that went wrong; "" if the case passed
   double oracle_seconds = 0, seconds = 0;
   bool passed() const { return failure.empty(); }
 };
@@ -61,6 +67,18 @@ TensorCheck check_out(const flash3_tensor& got, const ReferenceForward& ref,
                       const std::vector<RowRule>& rules = {}, const flash3_tensor& naive = {});
 TensorCheck check_lse(const flash3_tensor& got, const ReferenceForward& ref,
                       const std::vector<RowRule>& rules = {});
+
+// What a forward case must have come to; naive: without data if it was not computed.
+struct ExpectedForward {
+  ReferenceForward ref;
+  GuardedTensor naive_out, naive_lse;
+  ExtraTensors naive_extra;
+};
+
+// The checks of all that a forward call has written: `got` names each tensor by its field.
+void check_forward(const Case& c,
+                   const std::vector<std::pair<std::string_view, const GuardedTensor*>>& got,
+                   const ExpectedForward& expected, CheckResult* result);
 
 // The check of a case, in FP8 or not. naive: where needs_naive(c).
 TensorCheck check_out(const Case& c, const flash3_tensor& got, const ReferenceForward& ref,

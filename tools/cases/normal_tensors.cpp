@@ -19,17 +19,15 @@ NormalTensors::NormalTensors(const Case& c, Memory& memory) : params(make_questi
     memory.copy_in(t->data, host.data(), host.size());
   }
   const ExtraTensors extra = make_extra_tensors(c, make_sequences(c));
-  const auto place = [&](const GuardedTensor& host) {
-    if (host.bytes.empty()) return flash3_tensor{};
+  ExtraViews views;
+  const auto place = [&](const ParamField&, flash3_tensor& view, const GuardedTensor& host) {
+    if (host.bytes.empty()) return;
     buffers_.push_back(memory.allocate(host.bytes.size()));
     memory.copy_in(buffers_.back().get(), host.bytes.data(), host.bytes.size());
-    return host.at(buffers_.back().get());
+    view = host.at(buffers_.back().get());
   };
-  set_options(c,
-              {place(extra.sink), place(extra.cu_seqlens_q), place(extra.cu_seqlens_k),
-               place(extra.seqused_q), place(extra.seqused_k), place(extra.q_scale),
-               place(extra.k_scale), place(extra.v_scale)},
-              &params);
+  ExtraViews::visit(place, views, extra);
+  set_options(c, views, &params);
   params.stream = memory.stream();
 }
 

@@ -103,13 +103,13 @@ Tensors make_tensors(const Case& c, bool filled) {
 
 // The tensors where the call runs.
 struct Uploads {
-  Uploads(Memory& memory, const Tensors& t)
+  Uploads(Memory& memory, const Case& c, const Tensors& t)
       : in{{memory, t.q.in}, {memory, t.k.in}, {memory, t.v.in}},
         out{{memory, t.q.out}, {memory, t.k.out}, {memory, t.v.out}},
         scale{{memory, t.q.scale}, {memory, t.k.scale}, {memory, t.v.scale}},
         cos(memory, t.cos),
         sin(memory, t.sin),
-        extra(memory, t.extra) {}
+        extra(memory, c, t.extra) {}
   NamedUploads inputs() const {
     return {
         {"q", &in[0]}, {"k", &in[1]}, {"v", &in[2]}, {"rotary_cos", &cos}, {"rotary_sin", &sin}};
@@ -221,7 +221,7 @@ CheckResult run_quantize_case(const Case& c, Memory& memory, const RunOptions& o
   Tensors host = make_tensors(c, /*filled=*/true);
   CheckedCall<flash3_quantize_params> call(memory, options, &result);
   if (!call.ask(question(host_params(c, host)))) return result;
-  Uploads uploads(memory, host);
+  Uploads uploads(memory, c, host);
   if (!call.prepare(params_of(c, uploads))) return result;
 
   QuantizeTensors* parts[] = {&host.q, &host.k, &host.v};
@@ -243,15 +243,13 @@ CheckResult run_quantize_case(const Case& c, Memory& memory, const RunOptions& o
       uploads.out[i].download(&out[i]);
       uploads.scale[i].download(&scale[i]);
     }
-    const GuardedTensor scratch = call.downloaded_workspace();
     result.failure = find_damage({{"q_out", &out[0]},
                                   {"k_out", &out[1]},
                                   {"v_out", &out[2]},
                                   {"q_scale", &scale[0]},
                                   {"k_scale", &scale[1]},
-                                  {"v_scale", &scale[2]},
-                                  {"workspace", &scratch}},
-                                 uploads.inputs(), uploads.extra);
+                                  {"v_scale", &scale[2]}},
+                                 call.downloaded_workspace(), uploads.inputs(), uploads.extra);
     if (!result.passed()) return result;
     if (options.repeat > 1)
       for (int i = 0; i < 3; ++i) uploads.out[i].keep(), uploads.scale[i].keep();

@@ -276,7 +276,7 @@ void draw_cache(Draw& d, Case* c) {
     c->own_layouts[static_cast<size_t>(name)].reset();
 }
 
-// So few queries in front of so many keys that blocks share these (cuda/device/key_parts.hpp).
+// So few queries in front of so many keys that blocks share these (cuda/device/key_splits.hpp).
 void draw_shared_keys(Draw& d, Case* c) {
   c->seq_q = d.between(17, 60), c->seq_k = d.between(7168, 16000);
   // The cache has all rows, however few of them count.
@@ -321,11 +321,28 @@ void draw_tree(Draw& d, Case* c) {
   c->max_known = true;
 }
 
-// Options without a member of a case, flags and values of enums. A tree is a mask of its own.
+// A mask as data, of which the band that has been drawn is a part.
+void draw_data_mask(Draw& d, Case* c) {
+  constexpr int64_t kBlocks[] = {8, 16, 24, 64, 64, 128, 128, 128, 256};
+  c->mask.source =
+      d.of({CaseMaskSource::kBand, CaseMaskSource::kRanges, CaseMaskSource::kRanges,
+            CaseMaskSource::kDocuments, CaseMaskSource::kDense, CaseMaskSource::kBlocks});
+  if (c->mask.source == CaseMaskSource::kBand) return;
+  c->mask.of_batch = d.percent(50);
+  if (c->mask.source != CaseMaskSource::kDocuments) c->mask.of_heads = d.percent(50);
+  if (c->mask.source == CaseMaskSource::kRanges) c->mask.ranges = d.between(1, 8);
+  if (c->mask.source == CaseMaskSource::kBlocks)
+    c->mask.block_rows = d.of(kBlocks), c->mask.block_keys = d.of(kBlocks);
+}
+
+// Options and tensors without a member of a case: flags, values of enums, shapes. A tree is a mask
+// of its own.
 void draw_added(Draw& d, Case* c) {
-  if (c->quantize || c->tree) return;
+  if (c->quantize) return;
   AddedOptions::visit(c->added, [&](const ParamField& field, int64_t& value) {
-    const int64_t values = field.is_flag ? 2 : 1 + std::ranges::count(field.words, ' ');
+    if (c->tree && field.kind != FieldKind::kTensor) return;
+    if (c->backward && !find_field<flash3_backward_params>(field.name)) return;
+    const int64_t values = count_values(field);
     if (values > 1 && d.percent(30)) value = d.between(1, values - 1);
   });
 }
@@ -391,6 +408,10 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (may_be_cache && may_rotate(c)) c.rotate = d.percent(c.has_cache() || c.kv8 ? 25 : 4);
   if (!c.quantize && c.is_ragged()) c.fill = d.percent(30);
   draw_added(d, &c);
+  const bool may_have_mask = !c.quantize && !c.is_ragged() && !c.has_cache() && !c.qv &&
+                             !c.latent && !c.tree && !c.fp8 &&
+                             c.distribution != Distribution::kSpecial;
+  if (may_have_mask && d.percent(25)) draw_data_mask(d, &c);
   return c;
 }
 

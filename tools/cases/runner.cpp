@@ -11,30 +11,26 @@
 namespace flash3::cases {
 namespace {
 
-struct Expected {
-  ReferenceForward ref;
-  GuardedTensor naive_out, naive_lse;  // without data: not computed
-};
-
 // Empty if the library calls the case invalid; then *failure says why.
-Expected expect(const Case& c, const ForwardTensors& t, const RunOptions& options,
-                std::string* failure) {
-  Expected e;
+ExpectedForward expect(const Case& c, const ForwardTensors& t, const RunOptions& options,
+                       std::string* failure) {
+  ExpectedForward e;
   GuardedTensor out = clone(t.out), lse = clone(t.lse);
-  auto params = make_params(c, t.q.view, t.k.view, t.v.view, out.view, lse.view, t.extra.views());
+  ExtraTensors extra = clone(t.extra);
+  auto params = make_params(c, t.q.view, t.k.view, t.v.view, out.view, lse.view, extra.views());
   params.backend = options.backend;  // whose arithmetic the bounds and a plain implementation have
   ForwardProblem problem;
   if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok()) {
     *failure = s.message();
     return e;
   }
-  e.ref = attention_ref(problem, options.oracle_threads);
+  e.ref = attention_ref(problem, options.oracle_threads, t.extra.mask_pairs());
   if (!options.naive && !needs_naive(c)) return e;
   if (problem.quantizes)
     attention_naive_fp8(problem, options.oracle_threads);
   else
-    attention_naive(problem, options.oracle_threads);
-  e.naive_out = std::move(out), e.naive_lse = std::move(lse);
+    attention_naive(problem, options.oracle_threads, t.extra.mask_pairs());
+  e.naive_out = std::move(out), e.naive_lse = std::move(lse), e.naive_extra = std::move(extra);
   return e;
 }
 
@@ -51,42 +47,33 @@ CheckResult run_case(const Case& c, Memory& memory, const RunOptions& options) {
   const ForwardTensors host = make_forward_tensors(c);
   Upload q(memory, host.q), k(memory, host.k), v(memory, host.v), out(memory, host.out),
       lse(memory, host.lse);
-  const ExtraUploads extra(memory, host.extra);
+  ExtraUploads extra(memory, c, host.extra);
   if (!call.prepare(
           make_params(c, q.view(), k.view(), v.view(), out.view(), lse.view(), extra.views())))
     return result;
 
   const NamedUploads inputs = {{"q", &q}, {"k", &k}, {"v", &v}};
-  GuardedTensor got_out = clone(host.out), got_lse = clone(host.lse);
+  Outputs outputs;
+  outputs.add("out", out), outputs.add("lse", lse), outputs.add(extra);
   for (int run = 0; run < options.repeat; ++run) {
-    if (run > 0) out.restore(), lse.restore(), call.workspace().restore();
+    if (run > 0) outputs.restore(), call.workspace().restore();
     if (!call.run()) return result;
     if (run > 0) {
-      result.failure =
-          find_difference(run, {{"out", &out}, {"lse", &lse}}, call.workspace(), inputs, extra);
+      result.failure = find_difference(run, outputs.uploads(), call.workspace(), inputs, extra);
       if (!result.passed()) return result;
       continue;
     }
-    out.download(&got_out);
-    lse.download(&got_lse);
-    const GuardedTensor scratch = call.downloaded_workspace();
-    result.failure =
-        find_damage({{"out", &got_out}, {"lse", &got_lse}, {"workspace", &scratch}}, inputs, extra);
+    outputs.download();
+    result.failure = find_damage(outputs.got(), call.downloaded_workspace(), inputs, extra);
     if (!result.passed()) return result;
-    if (options.repeat > 1) out.keep(), lse.keep();
+    if (options.repeat > 1) outputs.keep();
   }
 
   const Stopwatch oracle_time;
-  const Expected expected = expect(c, host, options, &result.failure);
+  const ExpectedForward expected = expect(c, host, options, &result.failure);
   result.oracle_seconds = oracle_time.seconds();
   if (!result.passed()) return result;
-  const std::vector<RowRule> rules = output_rules(c, make_sequences(c));
-  result.out = check_out(c, got_out.view, expected.ref, rules, expected.naive_out.view);
-  result.failure = result.out.failure;
-  if (c.want_lse) {
-    result.lse = check_lse(c, got_lse.view, expected.ref, rules, expected.naive_lse.view);
-    if (result.passed()) result.failure = result.lse.failure;
-  }
+  check_forward(c, outputs.got(), expected, &result);
   return result;
 }
 

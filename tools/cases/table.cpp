@@ -219,6 +219,26 @@ std::vector<Case> with_unrounded(std::vector<Case> cases) {
   return cases;
 }
 
+std::vector<Case> with_added_tensors(std::vector<Case> cases) {
+  constexpr size_t kEach = 8;
+  std::vector<AddedOptions> choices;
+  AddedOptions options;
+  AddedOptions::visit(options, [&](const ParamField& field, int64_t& value) {
+    if (field.kind == FieldKind::kTensor)
+      for (value = 1; value < count_values(field); ++value) choices.push_back(options);
+    value = 0;
+  });
+  if (choices.empty()) return cases;
+  size_t next = 0;
+  for (size_t i = 0, count = cases.size(); i < count; i += kEach) {
+    Case c = cases[i];
+    if (c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) continue;
+    c.added = choices[next++ % choices.size()];
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) {
   Table table;
   const std::span<const Dims> dims(kDims);

@@ -39,6 +39,9 @@ std::vector<Case> fp8_case_table(Level level, bool ragged);
 // A KV cache: pages of every size, padding, appended keys and rotary embeddings.
 std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dtypes);
 
+// Masks as data: every source under every band, shared by sequences and heads or not.
+std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dtypes, bool backward);
+
 // flash3_quantize: every kind of scale, rotated or not, with rotary embeddings, dense and ragged.
 std::vector<Case> quantize_case_table(Level level, std::span<const flash3_dtype> dtypes);
 
@@ -46,6 +49,10 @@ std::vector<Case> ragged_backward_case_table(Level level, std::span<const flash3
 
 // Some of the cases of 16 bits once more, with results in float32.
 std::vector<Case> with_unrounded(std::vector<Case> cases);
+
+// Some of the forward cases once more, with a tensor that a case has no member for, in each of its
+// shapes by turns. Cases of FP8 have none here: those that a backend refuses are not in a table.
+std::vector<Case> with_added_tensors(std::vector<Case> cases);
 
 // What case_table() has of sinks, softcaps and chunks (options_table.cpp).
 std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes);

@@ -11,6 +11,7 @@
 
 #include "cases/cache_tensors.hpp"
 #include "cases/internals.hpp"
+#include "cases/mask.hpp"
 #include "cases/memory.hpp"
 #include "cases/split_mix.hpp"
 #include "cases/tree_mask.hpp"
@@ -54,6 +55,39 @@ flash3_tensor rows_lse_view(const Case& c, TensorName name, const SequenceLength
 
 flash3_tensor vector_view(flash3_dtype dtype, int64_t size) {
   return {nullptr, dtype, 1, {size, 0, 0, 0}, {1, 0, 0, 0}};
+}
+
+// A tensor that the case has no member for, as it gives it; those of rows lie as lse does.
+flash3_tensor added_view(const Case& c, const ParamField& field, const SequenceLengths& rows) {
+  const std::string_view shape = c.added.shape_of(field);
+  if (shape.empty()) return {};
+  flash3_tensor view =
+      shape == "heads" ? vector_view({}, c.heads_q) : rows_lse_view(c, TensorName::kLse, rows);
+  view.dtype = field.dtype == FLASH3_DTYPE_NONE ? c.dtype_of_out() : field.dtype;
+  return view;
+}
+
+// Calls visit(field, view without data, place in `extra`) for each of those that the case has.
+template <class Extras, class Visit>
+void visit_added(const Case& c, const SequenceLengths& rows, Extras* extra, const Visit& visit) {
+  Extras::visit(
+      [&](const ParamField& field, auto& to) {
+        const flash3_tensor view = added_view(c, field, rows);
+        if (view.ndim > 0) visit(field, view, to);
+      },
+      *extra);
+}
+
+// Inputs have N(0, 1), or what the case's distribution is, and outputs the pattern. In ragged
+// batches rows of no token are forbidden, but for those of outputs that the call fills.
+void add_added(const Case& c, const SequenceLengths& rows, ExtraTensors* t) {
+  uint64_t seed = c.seed + (uint64_t{1} << 45);
+  visit_added(c, rows, t, [&](const ParamField& field, const flash3_tensor& view, auto& to) {
+    to = guard(view, c.layout_of(TensorName::kLse).offset);
+    if (!field.is_written) fill_random(to.view, c.distribution, seed++);
+    if (view.ndim > 1 && c.is_ragged() && !(field.is_written && c.fill))
+      forbid_rows(&to, rows, c.batch, {RowUse::kUnused, RowUse::kOutside}, /*is_lse=*/true);
+  });
 }
 
 // Box–Muller: two values from 64 random bits.
@@ -244,9 +278,24 @@ void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed) {
 }
 
 ExtraViews ExtraTensors::views() const {
-  return {sink.view,    cu_seqlens_q.view, cu_seqlens_k.view, seqused_q.view, seqused_k.view,
-          q_scale.view, k_scale.view,      v_scale.view,      qv.view,        tree_mask.view};
+  ExtraViews views;
+  visit([](const ParamField&, flash3_tensor& view,
+           const GuardedTensor& tensor) { view = tensor.view; },
+        views, *this);
+  views.mask = mask ? &mask->mask : nullptr;
+  return views;
 }
+
+ExtraTensors clone(const ExtraTensors& tensors) {
+  ExtraTensors copies;
+  ExtraTensors::visit([](const ParamField&, GuardedTensor& copy,
+                         const GuardedTensor& tensor) { copy = clone(tensor); },
+                      copies, tensors);
+  copies.mask = tensors.mask;
+  return copies;
+}
+
+const MaskPairs* ExtraTensors::mask_pairs() const { return mask ? &mask->pairs : nullptr; }
 
 uint64_t fill_scales(const Case& c, uint64_t first, const flash3_tensor& scales) {
   for_each_row(scales, [&](int64_t row) {
@@ -276,6 +325,8 @@ ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
   t.cu_seqlens_q = index(sequences.q.cu), t.cu_seqlens_k = index(sequences.k.cu);
   t.seqused_q = index(sequences.q.used), t.seqused_k = index(sequences.k.used);
   if (c.tree) t.tree_mask = make_tree_mask(c, sequences);
+  t.mask = make_host_mask(c);
+  add_added(c, sequences.q, &t);
   if (c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) {
     t.q_scale = make_scales(c, TensorName::kQ, sequences.q, c.heads_q);
     t.k_scale = make_scales(c, TensorName::kK, sequences.k, c.heads_k);
@@ -340,12 +391,17 @@ flash3_forward_params make_question(const Case& c) {
     return values.empty() ? flash3_tensor{}
                           : vector_view(FLASH3_INT32, static_cast<int64_t>(values.size()));
   };
-  ExtraViews extra{{}, index(s.q.cu), index(s.k.cu), index(s.q.used), index(s.k.used)};
+  ExtraViews extra;
+  extra.cu_seqlens_q = index(s.q.cu), extra.cu_seqlens_k = index(s.k.cu);
+  extra.seqused_q = index(s.q.used), extra.seqused_k = index(s.k.used);
+  visit_added(c, s.q, &extra,
+              [](const ParamField&, const flash3_tensor& view, auto& to) { to = view; });
   if (c.sink != Sink::kNone)
     extra.sink =
         vector_view(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype_of_out(), c.heads_q);
   if (c.qv) extra.qv = rows_view(c, TensorName::kQ, s.q, c.heads_q, c.head_dim_v, c.dtype);
   if (c.tree) extra.tree_mask = tree_mask_view(c, s);
+  extra.mask = question_mask(c);
   if (c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) {
     extra.q_scale = scales_view(c, TensorName::kQ, s.q, c.heads_q);
     extra.k_scale = scales_view(c, TensorName::kK, s.k, c.heads_k);

@@ -5,14 +5,17 @@
 // that an element never written shows.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cases/case.hpp"
 #include "cases/sequences.hpp"
+#include "oracle/mask_pairs.hpp"
 
 namespace flash3::cases {
 
@@ -84,17 +87,65 @@ float normal_value(uint64_t seed, uint64_t i);
 // count values of N(0, 1) as dtype, on all cores: input for benchmarks.
 void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed);
 
-// What a call may have besides; all zero or empty: not given.
-struct ExtraViews {
-  flash3_tensor sink{}, cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
-  flash3_tensor q_scale{}, k_scale{}, v_scale{}, qv{}, tree_mask{};
+// What a call may have besides, a T each; all zero or empty: not given.
+template <class T>
+struct Extra {
+  T sink{}, cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
+  T q_scale{}, k_scale{}, v_scale{};  // any, not powers of two alone
+  T qv{}, tree_mask{};
+  std::array<T, count_added_tensors()> added{};  // those of added_fields(), in their order
+
+  // Calls visit(field, T&) for each of one Extra, or visit(field, T&, U&) for those of two.
+  template <class Visit, class... Extras>
+  static void visit(const Visit& visit, Extras&... all) {
+    const auto known = [&](std::string_view name, auto&... of) {
+      visit(*find_field<flash3_forward_params>(name), of...);
+    };
+    known("sink", all.sink...);
+    known("cu_seqlens_q", all.cu_seqlens_q...), known("cu_seqlens_k", all.cu_seqlens_k...);
+    known("seqused_q", all.seqused_q...), known("seqused_k", all.seqused_k...);
+    known("q_scale", all.q_scale...), known("k_scale", all.k_scale...);
+    known("v_scale", all.v_scale...);
+    known("qv", all.qv...), known("tree_mask", all.tree_mask...);
+    size_t i = 0;
+    for (const ParamField& field : added_fields<flash3_forward_params>())
+      if (field.kind == FieldKind::kTensor) visit(field, all.added[i]...), ++i;
+  }
 };
-struct ExtraTensors {
-  GuardedTensor sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  GuardedTensor q_scale, k_scale, v_scale;  // any, not powers of two alone
-  GuardedTensor qv, tree_mask;
+struct ExtraViews : Extra<flash3_tensor> {
+  const flash3_mask* mask = nullptr;
+};
+struct HostMask;  // mask.hpp
+struct ExtraTensors : Extra<GuardedTensor> {
+  std::shared_ptr<const HostMask> mask;
   ExtraViews views() const;
+  // What an oracle takes; null: the case has no mask of this kind.
+  const MaskPairs* mask_pairs() const;
 };
+ExtraTensors clone(const ExtraTensors& tensors);
+
+// Those that the params of a call have.
+template <class Params>
+ExtraViews extra_of(const Params& p) {
+  ExtraViews views;
+  ExtraViews::visit(
+      [&](const ParamField& field, flash3_tensor& view) {
+        if (const ParamField* own = find_field<Params>(field.name))
+          view = own->template get<flash3_tensor>(&p);
+      },
+      views);
+  if constexpr (requires { p.mask; }) views.mask = p.mask;
+  return views;
+}
+template <class Params>
+void set_extra(const ExtraViews& views, Params* p) {
+  ExtraViews::visit(
+      [&](const ParamField& field, const flash3_tensor& view) {
+        if (const ParamField* own = find_field<Params>(field.name)) *own->tensor(p) = view;
+      },
+      views);
+  if constexpr (requires { p->mask; }) p->mask = views.mask;
+}
 
 // Fills scales with values that are no powers of two, from this number of a sequence on; returns
 // the next.
@@ -132,15 +183,10 @@ void set_options(const Case& c, const ExtraViews& extra, Params* p) {
   p->window_right = c.window_right;
   p->softcap = c.softcap;
   p->chunk = c.chunk;
-  p->sink = extra.sink;
-  p->cu_seqlens_q = extra.cu_seqlens_q, p->cu_seqlens_k = extra.cu_seqlens_k;
-  p->seqused_q = extra.seqused_q, p->seqused_k = extra.seqused_k;
+  set_extra(extra, p);
   if constexpr (requires { p->compute; }) {
-    p->q_scale = extra.q_scale, p->k_scale = extra.k_scale, p->v_scale = extra.v_scale;
-    p->tree_mask = extra.tree_mask;
     p->compute = c.fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
     p->rotation_seed = c.seed;
-    p->qv = extra.qv;
     p->fp8_sums = c.sums;
     p->rotate = c.rotate;
   }

@@ -3,10 +3,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "cases/mask.hpp"
 #include "cases/memory.hpp"
 #include "cases/tensors.hpp"
 
@@ -69,49 +73,153 @@ class Upload {
   mutable std::shared_ptr<void> pristine_;
 };
 
-class ExtraUploads {
+// A workspace of so many bytes, filled with the pattern and guarded like a tensor of bytes; [1,
+// 1, 1, n/2] of 16-bit elements says the same.
+inline GuardedTensor make_workspace(size_t bytes) {
+  return make_tensor(FLASH3_FLOAT16, 1, 1, 1, static_cast<int64_t>(bytes + 1) / 2,
+                     Layout::kBatchSeq);
+}
+
+// The mask of a case, made where the call runs: from sources there, and between guards.
+class MaskUpload {
  public:
-  ExtraUploads(Memory& memory, const ExtraTensors& host)
-      : sink_(memory, host.sink),
-        cu_q_(memory, host.cu_seqlens_q),
-        cu_k_(memory, host.cu_seqlens_k),
-        used_q_(memory, host.seqused_q),
-        used_k_(memory, host.seqused_k),
-        q_scale_(memory, host.q_scale),
-        k_scale_(memory, host.k_scale),
-        v_scale_(memory, host.v_scale),
-        qv_(memory, host.qv),
-        tree_mask_(memory, host.tree_mask) {}
-  ExtraViews views() const {
-    return {sink_.view(),    cu_q_.view(),    cu_k_.view(),    used_q_.view(), used_k_.view(),
-            q_scale_.view(), k_scale_.view(), v_scale_.view(), qv_.view(),     tree_mask_.view()};
+  MaskUpload(Memory& memory, const Case& c, std::shared_ptr<const HostMask> host)
+      : host_(std::move(host)),
+        ranges_(memory, host_->sources.ranges),
+        documents_(memory, host_->sources.documents),
+        dense_(memory, host_->sources.dense),
+        block_counts_(memory, host_->sources.block_counts),
+        block_indices_(memory, host_->sources.block_indices),
+        bytes_(make_workspace(host_->mask.size)),
+        memory_(memory, bytes_) {
+    flash3_mask_params p = MaskSources::params(c, ranges_.view(), documents_.view(), dense_.view(),
+                                               block_counts_.view(), block_indices_.view());
+    p.stream = memory.stream();
+    mask_.data = memory_.view().data, mask_.size = host_->mask.size;
+    if (flash3_mask_make(&p, &mask_) != FLASH3_OK) throw std::runtime_error(flash3_last_error());
+    memory.finish();
+    if (!memory_.is_unchanged_around())
+      throw std::runtime_error("flash3_mask_make has written outside of the mask's memory");
+    memory_.keep();
   }
-  std::vector<std::pair<const char*, const Upload*>> inputs() const {
-    return {{"sink", &sink_},          {"cu_seqlens_q", &cu_q_}, {"cu_seqlens_k", &cu_k_},
-            {"seqused_q", &used_q_},   {"seqused_k", &used_k_},  {"q_scale", &q_scale_},
-            {"k_scale", &k_scale_},    {"v_scale", &v_scale_},   {"qv", &qv_},
-            {"tree_mask", &tree_mask_}};
+  const flash3_mask& mask() const { return mask_; }
+  bool is_as_made() const { return memory_.is_as_kept(); }
+  std::vector<std::pair<const char*, const Upload*>> sources() const {
+    return {{"ranges", &ranges_},
+            {"documents", &documents_},
+            {"dense", &dense_},
+            {"block_counts", &block_counts_},
+            {"block_indices", &block_indices_}};
   }
 
  private:
-  Upload sink_, cu_q_, cu_k_, used_q_, used_k_, q_scale_, k_scale_, v_scale_, qv_, tree_mask_;
+  std::shared_ptr<const HostMask> host_;
+  Upload ranges_, documents_, dense_, block_counts_, block_indices_;
+  GuardedTensor bytes_;
+  Upload memory_;
+  flash3_mask mask_{};
 };
 
-using NamedTensors = std::vector<std::pair<const char*, const GuardedTensor*>>;
-using NamedUploads = std::vector<std::pair<const char*, const Upload*>>;
+using NamedTensors = std::vector<std::pair<std::string_view, const GuardedTensor*>>;
+using NamedUploads = std::vector<std::pair<std::string_view, const Upload*>>;
+
+class ExtraUploads {
+ public:
+  ExtraUploads(Memory& memory, const Case& c, const ExtraTensors& host) {
+    ExtraTensors::visit(
+        [&](const ParamField& field, const GuardedTensor& tensor) {
+          parts_.push_back({field.name, field.is_written, Upload(memory, tensor)});
+        },
+        host);
+    if (host.mask) mask_.emplace(memory, c, host.mask);
+  }
+  ExtraViews views() const {
+    ExtraViews views;
+    size_t i = 0;
+    ExtraViews::visit(
+        [&](const ParamField&, flash3_tensor& view) { view = parts_[i++].upload.view(); }, views);
+    views.mask = mask_ ? &mask_->mask() : nullptr;
+    return views;
+  }
+  NamedUploads inputs() const {
+    NamedUploads inputs;
+    for (const Part& part : parts_)
+      if (!part.is_written) inputs.emplace_back(part.name, &part.upload);
+    if (mask_)
+      for (const auto& source : mask_->sources()) inputs.push_back(source);
+    return inputs;
+  }
+  // Those that the call has.
+  template <class Visit>
+  void visit_outputs(const Visit& visit) {
+    for (Part& part : parts_)
+      if (part.is_written && !part.upload.host().bytes.empty()) visit(part.name, part.upload);
+  }
+  bool mask_is_as_made() const { return !mask_ || mask_->is_as_made(); }
+
+ private:
+  struct Part {
+    std::string_view name;
+    bool is_written;
+    Upload upload;
+  };
+  std::vector<Part> parts_;  // in the order of Extra::visit
+  std::optional<MaskUpload> mask_;
+};
+
+// The outputs of a call: where they lie, and on the host as the first run has left them.
+class Outputs {
+ public:
+  void add(std::string_view name, Upload& upload) {
+    parts_.push_back({name, &upload, clone(upload.host())});
+  }
+  void add(ExtraUploads& extra) {
+    extra.visit_outputs([&](std::string_view name, Upload& upload) { add(name, upload); });
+  }
+
+  void restore() {
+    for (Part& part : parts_) part.upload->restore();
+  }
+  void download() {
+    for (Part& part : parts_) part.upload->download(&part.got);
+  }
+  void keep() {
+    for (Part& part : parts_) part.upload->keep();
+  }
+  NamedUploads uploads() const {
+    NamedUploads uploads;
+    for (const Part& part : parts_) uploads.emplace_back(part.name, part.upload);
+    return uploads;
+  }
+  NamedTensors got() const {
+    NamedTensors tensors;
+    for (const Part& part : parts_) tensors.emplace_back(part.name, &part.got);
+    return tensors;
+  }
+
+ private:
+  struct Part {
+    std::string_view name;
+    Upload* upload;
+    GuardedTensor got;
+  };
+  std::vector<Part> parts_;
+};
 
 // Which input a call has overwritten, in words; "" if none.
 inline std::string find_overwritten(NamedUploads inputs, const ExtraUploads& extra) {
   for (const auto& input : extra.inputs()) inputs.push_back(input);
+  if (!extra.mask_is_as_made()) return "the mask is an input and was overwritten";
   for (const auto& [name, upload] : inputs)
     if (!upload->is_unchanged()) return std::string(name) + " is an input and was overwritten";
   return "";
 }
 
-// What a call has written where it must not, in words; "" if nothing: around its outputs, as they
-// came back, or to its inputs.
-inline std::string find_damage(const NamedTensors& outputs, const NamedUploads& inputs,
-                               const ExtraUploads& extra) {
+// What a call has written where it must not, in words; "" if nothing: around its outputs and its
+// workspace, as they came back, or to its inputs.
+inline std::string find_damage(NamedTensors outputs, const GuardedTensor& workspace,
+                               const NamedUploads& inputs, const ExtraUploads& extra) {
+  outputs.emplace_back("workspace", &workspace);
   for (const auto& [name, tensor] : outputs)
     if (const std::string what = tensor->bytes.empty() ? "" : tensor->damage(); !what.empty())
       return std::string(name) + ": " + what;
@@ -131,13 +239,6 @@ inline std::string find_difference(int run, const NamedUploads& outputs, const U
   }
   if (!workspace.is_unchanged_around()) return "workspace: written outside its elements";
   return find_overwritten(inputs, extra);
-}
-
-// A workspace of so many bytes, filled with the pattern and guarded like a tensor of bytes; [1,
-// 1, 1, n/2] of 16-bit elements says the same.
-inline GuardedTensor make_workspace(size_t bytes) {
-  return make_tensor(FLASH3_FLOAT16, 1, 1, 1, static_cast<int64_t>(bytes + 1) / 2,
-                     Layout::kBatchSeq);
 }
 
 }  // namespace flash3::cases

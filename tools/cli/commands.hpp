@@ -47,6 +47,7 @@ struct VerifyOptions {
   std::vector<std::string> inputs;  // files that it runs on too
   bool backward = false;            // the backward's table, or the backward of each case
   bool ragged = false;              // the table of ragged batches
+  bool masks = false;               // the table of masks as data
   bool quantize = false;            // the table of flash3_quantize
   bool decode = false;              // the table of KV caches
   double random = 0;                // seconds of random problems instead of the table; 0: none

@@ -24,7 +24,9 @@ constexpr const char* kCaseHelp =
     "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
     "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
     "deterministic,\n"
-    "nodsink gradfp32 sink sink16 softcap<x> chunk<n> outfp32; ragged batches: packed[q|k],\n"
+    "nodsink gradfp32 sink sink16 softcap<x> chunk<n> outfp32; a mask as data: mask:band,\n"
+    "mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>, with .b of each sequence,\n"
+    ".h of each head; ragged batches: packed[q|k],\n"
     "used[q|k], nomax, front<n>; their lengths: random, giant, edges, empty,\n"
     "lognormal<tokens>:<draw>; a KV cache: paged<n> batchidx leftpad append<n>, with packednew\n"
     "rotary rotary2 offsets rotate tree; latent attention: latent, qv;\n"
@@ -32,7 +34,8 @@ constexpr const char* kCaseHelp =
     "quantize, with rotate rotary rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>,\n"
     "then .at<n> (elements off an aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0\n"
     "(stride 0) .wild (strides that are never used), e.g. k:bhsd.at3.heads0; one tensor's scales,\n"
-    "e.g. v:onescale";
+    "e.g. v:onescale; other fields of the call: <option>=<n>, <tensor>=<shape>, as in\n"
+    "mask_alignment=1, max_logits=rows or max_logits=heads";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 constexpr int kMostJobs = 1 << 16;
 
@@ -320,13 +323,17 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                  "Calls on a KV cache: pages, padding, appended keys, rotary embeddings and trees\n"
                  "of drafts; what the cache then holds is compared bit for bit")
       ->excludes("--accuracy", "--backward", "--ragged", "--quantize");
+  verify_app
+      ->add_flag("--masks", verify_options.masks,
+                 "Masks as data: every source under every band; with --backward their gradients")
+      ->excludes("--accuracy", "--ragged", "--quantize", "--decode");
   auto* random =
       verify_app
           ->add_option(
               "--random", verify_options.random,
               "Random problems instead of the table, for this many seconds; with\n"
-              "--backward, --ragged, --quantize, --decode or --filter only such ones. Each\n"
-              "that fails is printed with its id, to be run alone by --case")
+              "--backward, --ragged, --quantize, --decode, --masks or --filter only such\n"
+              "ones. Each that fails is printed with its id, to be run alone by --case")
           ->excludes("--accuracy", "--level")
           ->check(in_range(0.001, 1e7));
   verify_app
@@ -339,7 +346,8 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->needs(random)
       ->check(in_range(1, 1e15));
   verify_app->add_option("--case", verify_options.cases, kCaseHelp)
-      ->excludes("--ragged", "--quantize", "--decode", "--length", "--input", "--random");
+      ->excludes("--ragged", "--quantize", "--decode", "--masks", "--length", "--input",
+                 "--random");
   verify_app->add_option(
       "--filter", verify_options.filters,
       "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");

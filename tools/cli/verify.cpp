@@ -43,12 +43,13 @@ std::vector<Case> table_of(const VerifyOptions& options, flash3_backend backend,
   const auto dtypes = cases::dtypes_of(backend);
   if (options.accuracy) return cases::accuracy_cases(level, options.lengths);
   if (options.quantize) return cases::quantize_case_table(level, dtypes);
-  if (options.decode) return cases::cache_case_table(level, dtypes);
+  if (options.decode) return cases::with_added_tensors(cases::cache_case_table(level, dtypes));
+  if (options.masks) return cases::mask_case_table(level, dtypes, options.backward);
   if (options.backward)
     return options.ragged ? cases::ragged_backward_case_table(level, dtypes)
                           : cases::backward_case_table(level, dtypes);
-  auto list =
-      options.ragged ? cases::ragged_case_table(level, dtypes) : cases::case_table(level, dtypes);
+  auto list = cases::with_added_tensors(options.ragged ? cases::ragged_case_table(level, dtypes)
+                                                       : cases::case_table(level, dtypes));
   if (!takes_fp8(backend)) return list;
   for (const Case& c : cases::fp8_case_table(level, options.ragged)) list.push_back(c);
   return list;
@@ -89,6 +90,7 @@ std::string report(const Case& c, const CheckResult& v) {
   } else {
     line += part("out", v.out);
     if (c.want_lse) line += "  " + part("lse", v.lse);
+    for (const auto& [name, check] : v.added) line += "  " + part(name.c_str(), check);
   }
   return line + " of its bound";
 }

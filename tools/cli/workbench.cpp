@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cases/backward_tensors.hpp"
+#include "cases/upload.hpp"
 #include "cli/environment.hpp"
 
 namespace flash3::cli {
@@ -51,7 +52,8 @@ void Workbench::prepare_forward(PreparedCase* p) {
   f.v = view_of_v(p->c, f.k, f.v);
   f.out.data = add_buffer(f.out, &p->buffers);
   if (p->c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
-  set_options(p->c, add_extra(make_extra_tensors(p->c, make_sequences(p->c)), &p->buffers), &f);
+  set_options(p->c, add_extra(p->c, make_extra_tensors(p->c, make_sequences(p->c)), &p->buffers),
+              &f);
   f.workspace = add_workspace(p->workspace_bytes, &p->buffers);
   f.workspace_size = p->workspace_bytes;
 }
@@ -69,8 +71,7 @@ void Workbench::prepare_backward(PreparedCase* p) {
   memory_->finish();
   const flash3_forward_params& f = p->forward;
   b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = f.lse;
-  const cases::ExtraViews extra{f.sink, f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k};
-  set_options(p->c, extra, &b);
+  set_options(p->c, cases::extra_of(f), &b);
   if (b.dsink.ndim > 0) b.dsink.data = add_buffer(b.dsink, &p->buffers);
 
   uint64_t seed = 3 * p->c.seed + 3;
@@ -83,17 +84,21 @@ void Workbench::prepare_backward(PreparedCase* p) {
   p->kernel = value_of(explanation(b), "kernel");
 }
 
-cases::ExtraViews Workbench::add_extra(const cases::ExtraTensors& host,
+cases::ExtraViews Workbench::add_extra(const cases::Case& c, const cases::ExtraTensors& host,
                                        std::vector<std::shared_ptr<void>>* buffers) {
   cases::ExtraViews views = host.views();
-  for (flash3_tensor* t :
-       {&views.sink, &views.cu_seqlens_q, &views.cu_seqlens_k, &views.seqused_q, &views.seqused_k,
-        &views.q_scale, &views.k_scale, &views.v_scale, &views.qv, &views.tree_mask}) {
-    if (t->ndim == 0) continue;
-    const void* values = t->data;
-    t->data = add_buffer(*t, buffers);
-    memory_->copy_in(t->data, values,
-                     static_cast<size_t>(cases::span_of(*t) * cases::element_size(t->dtype)));
+  const auto add = [&](const ParamField&, flash3_tensor& t) {
+    if (t.ndim == 0) return;
+    const void* values = t.data;
+    t.data = add_buffer(t, buffers);
+    memory_->copy_in(t.data, values,
+                     static_cast<size_t>(cases::span_of(t) * cases::element_size(t.dtype)));
+  };
+  cases::ExtraViews::visit(add, views);
+  if (host.mask) {
+    const auto made = std::make_shared<cases::MaskUpload>(*memory_, c, host.mask);
+    views.mask = &made->mask();
+    buffers->push_back(made);
   }
   return views;
 }

@@ -92,16 +92,8 @@ void Workbench::add_cache_inputs(PreparedCase* p) {
   if (c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
   const cases::ExtraTensors besides = c.has_cache() ? make_cache_extra(c, cases::make_cache_plan(c))
                                                     : make_extra_tensors(c, make_sequences(c));
-  const cases::ExtraViews extra = add_extra(besides, &p->buffers);
-  f.sink = extra.sink;
-  f.cu_seqlens_q = extra.cu_seqlens_q, f.seqused_q = extra.seqused_q;
-  f.qv = extra.qv;
-  f.q_scale = extra.q_scale, f.k_scale = extra.k_scale, f.v_scale = extra.v_scale;
-  f.tree_mask = extra.tree_mask;
-  if (!c.has_cache()) {
-    f.seqused_k = extra.seqused_k;
-    return;
-  }
+  set_extra(add_extra(c, besides, &p->buffers), &f);
+  if (!c.has_cache()) return;
   const cases::CachePlan plan = cases::make_cache_plan(c);
   const auto fields = cases::make_cache_fields(c, plan, cases::make_cache_places(c, plan));
   for (size_t i = 0; i < fields.size(); ++i) {

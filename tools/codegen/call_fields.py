@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTICE = "Written by tools/codegen/call_fields.py from the C headers and tools/codegen/calls.py; not to be edited."
 
 KINDS = {"flash3_tensor": "tensor", "float": "number", "int32_t": "int32", "int64_t": "int64", "uint64_t": "uint64", "size_t": "size",
-         "void*": "pointer", "const flash3_schedule*": "schedule"}
+         "void*": "pointer", "const flash3_schedule*": "schedule", "const flash3_mask*": "mask"}
 
 
 class Field(NamedTuple):
@@ -33,6 +33,8 @@ class Field(NamedTuple):
     kind: str  # of KINDS, or flag, enumeration
     enum: str  # of an enumeration
     written: bool
+    dtype: str = ""  # of a tensor that has one alone
+    shapes: str = ""  # of a tensor that calls.py describes
 
     @property
     def is_option(self):
@@ -100,8 +102,23 @@ def fields_of(text, enums):
         if kind == "int32" and comments.get(name, "").startswith("1:"):
             kind = "flag"
         enum = enum[0] if kind == "int32" and enum and enum[0] in enums else ""
-        return Field(name, type, "enumeration" if enum else kind, enum, name in calls.WRITTEN[call].split())
+        if tensor := calls.ADDED_TENSORS[call].get(name):
+            return Field(name, type, kind, "", tensor.written, tensor.dtype, tensor.shapes)
+        dtype = next((dtype for dtype, names in calls.DTYPES.items() if name in names.split()), "")
+        return Field(name, type, "enumeration" if enum else kind, enum, name in calls.WRITTEN[call].split(), dtype)
     return {call: [field(call, type, name) for type, name, _ in struct] for call, struct in structs.items()}
+
+
+def check_added_tensors(headers):
+    """calls.py describes the tensors that the headers have gained, and no others."""
+    for call in calls.CALLS:
+        added = {f.name: f for f in headers.added(call) if f.kind == "tensor"}
+        for name in sorted(added.keys() ^ calls.ADDED_TENSORS[call].keys()):
+            raise SystemExit(f"flash3_{call}_params.{name} is " + ("a tensor that calls.ADDED_TENSORS lacks" if name in added else
+                                                                 "no tensor after those of calls.LISTED, but calls.ADDED_TENSORS has it"))
+        for f in added.values():
+            if not f.shapes.split() or set(f.shapes.split()) - set(calls.SHAPES):
+                raise SystemExit(f"calls.ADDED_TENSORS gives flash3_{call}_params.{f.name} the shapes {f.shapes!r}; there are {', '.join(calls.SHAPES)}")
 
 
 class Headers:
@@ -112,28 +129,29 @@ class Headers:
         used = {f.enum for fields in self.fields.values() for f in fields if f.enum}
         self.values = {enum: [name for name, _ in enums[enum]] for enum in used}
         self.words = {enum: words_of(enum, enums[enum]) for enum in sorted(used)}
+        check_added_tensors(self)
 
     def field(self, call, name):
         return next((f for f in self.fields[call] if f.name == name), None)
 
     def added(self, call):
-        """The fields behind those that calls.py lists."""
+        """The fields after those that calls.py lists."""
         names = [f.name for f in self.fields[call]]
         return self.fields[call][names.index(calls.LISTED[call]) + 1:]
 
-    def expanded(self, call, names, results):
-        """A list of calls.py, with what the headers have gained since; results: tensors that the call writes too."""
+    def expanded(self, call, names, results, context=False):
+        """A list of calls.py, with what the headers have gained since; results: tensors that the call writes too; context: what is no
+        option too."""
         for name in names.split():
             if name != "…":
                 yield name
                 continue
-            yield from (f.name for f in self.added(call) if results or not f.written)
+            yield from (f.name for f in self.added(call) if (results or not f.written) and (context or f.name not in calls.CONTEXT.split()))
 
 
 # ---- C++ ----
 
 def field_table(headers):
-    dtypes = {name: f"FLASH3_{dtype.upper()}" for dtype, names in calls.DTYPES.items() for name in names.split()}
     lines = [f"// {NOTICE}", "// The params of each call as a table, so that what treats all fields alike is one loop.",
              "#pragma once", "", "#include \"core/field.hpp\"", "", "namespace flash3 {", ""]
     for call, fields in headers.fields.items():
@@ -143,10 +161,24 @@ def field_table(headers):
             options = "".join(f", .{key} = {value}" for key, value in (
                 ("is_written", "true" if f.written else ""), ("is_context", "true" if f.name in calls.CONTEXT.split() else ""),
                 ("is_flag", "true" if f.kind == "flag" else ""), ("is_rows", "true" if f.name in calls.ROWS.split() else ""),
-                ("dtype", dtypes.get(f.name, "")), ("words", f'"{words(headers, f)}"' if f.enum else "")) if value)
+                ("dtype", f"FLASH3_{f.dtype.upper()}" if f.dtype else ""), ("words", f'"{words(headers, f)}"' if f.enum else ""),
+                ("shapes", f'"{f.shapes}"' if f.shapes else "")) if value)
             lines.append(f"    FLASH3_FIELD({f.name}{options}),")
-        lines += ["  };", f"  static constexpr size_t kListed = {len(fields) - len(headers.added(call))};  // those that calls.py places", "};", ""]
+        listed = len(fields) - len(headers.added(call))
+        lines += ["  };", f"  static constexpr size_t kListed = {listed};  // those that calls.py places", *added_tensors(fields, listed), "};", ""]
     return "\n".join([*lines, "}  // namespace flash3", ""])
+
+
+def added_tensors(fields, listed):
+    """The visitor of the tensors after those that calls.py places."""
+    tensors = [f for f in fields[listed:] if f.kind == "tensor"]
+    if not tensors:
+        return []
+    visits = [f'visit("{f.name}", &Params::{f.name}, problem.{f.name}.data, {str(f.written).lower()})' for f in tensors]
+    return ["  // Calls visit(name, member, address, is_written) for each tensor after those, until one returns false; a problem has its",
+            "  // address in the member of the same name.", "  template <class Problem, class Visit>",
+            "  static bool visit_added_tensors(Problem& problem, const Visit& visit) {",
+            "    return " + " &&\n           ".join(visits) + ";", "  }"]
 
 
 def constant(name):
@@ -159,7 +191,7 @@ def words(headers, field):
 
 CPP_TYPES = {"tensor": ("Tensor", "{}"), "flag": ("bool", " = false"), "number": ("float", " = 0.f"), "int32": ("int", " = 0"),
              "int64": ("int64_t", " = 0"), "uint64": ("uint64_t", " = 0"), "size": ("size_t", " = 0"), "pointer": ("void*", " = nullptr"),
-             "schedule": ("const flash3_schedule*", " = nullptr")}
+             "schedule": ("const flash3_schedule*", " = nullptr"), "mask": ("const flash3_mask*", " = nullptr")}
 CPP_OPTIONAL = {"softmax_scale": "0.f", "window_left": "-1", "window_right": "-1"}
 CPP_ABOUT = {
     "forward": ("Forward", "The arguments of a forward call; unset optionals take the default in flash3.h."),
@@ -167,17 +199,18 @@ CPP_ABOUT = {
                              "/// lse, and every option of the mask, are those of the forward call."),
     "quantize": ("Quantize", "The arguments of a call that brings q, k and v to FP8; of each that is set, its _out and _scale\n/// are too."),
     "merge": ("Merge", "The arguments of a merge of parts."),
+    "mask": ("MaskArguments", "What a mask is made from; unset optionals take the default in mask.h."),
 }
 
 
 def cpp_structs(headers):
     lines = [f"// {NOTICE}", "/// @file", "/// The arguments of each call. A part of flash3.hpp, which includes it.",
-             "#pragma once", "", "#include <cstddef>", "#include <cstdint>", "#include <optional>", "", '#include "flash3/flash3.h"',
+             "#pragma once", "", "#include <cstddef>", "#include <cstdint>", "#include <optional>", "", '#include "flash3/flash3.h"', '#include "flash3/mask.h"',
              '#include "flash3/tensors.hpp"', "", "namespace flash3 {", ""]
     for call in calls.CALLS:
         name, about = CPP_ABOUT[call]
         lines += [f"/// {about}", f"struct {name} {{", "  /// @{ @name Fields", "", f"  /// The field of this name in flash3_{call}_params."]
-        names = list(headers.expanded(call, calls.CPP[call], True))
+        names = list(headers.expanded(call, calls.CPP[call], True, context=True))
         for f in (headers.field(call, name) for name in names):
             if f.enum:
                 lines.append(f"  {f.enum} {f.name} = {headers.values[f.enum][0]};")
@@ -260,7 +293,7 @@ def torch_operators(headers):
     lines += ["// What flash3._eager takes: Python's options, a name each.", ""]
     for function in ("attention", "attention_with_kv_cache"):
         call, names = calls.PYTHON[function]
-        listed = wrapped(headers.expanded(call, names, False), 4)
+        listed = wrapped(headers.expanded(call, names, True), 4)
         lines += [f"inline constexpr char {constant(function)}Options[] =", *listed[:-1], f"{listed[-1]};", ""]
     return "\n".join([*lines, "}  // namespace flash3_torch", ""])
 
@@ -280,7 +313,15 @@ def split(text, indent):
 
 CTYPES = {"tensor": "Tensor", "number": "ctypes.c_float", "size": "ctypes.c_size_t", "pointer": "ctypes.c_void_p", "flag": "ctypes.c_int32",
           "int32": "ctypes.c_int32", "enumeration": "ctypes.c_int32", "int64": "ctypes.c_int64", "uint64": "ctypes.c_uint64",
-          "schedule": "ctypes.POINTER(Schedule)"}
+          "schedule": "ctypes.POINTER(Schedule)", "mask": "ctypes.POINTER(Mask)"}
+
+
+def python_struct(name, struct, header):
+    """A struct of plain fields, for ctypes."""
+    text = (ROOT / "include/flash3" / header).read_text(encoding="utf-8")
+    fields = declarations(re.search(rf"^struct {struct} \{{(.*?)^\}};", text, re.S | re.M)[1])
+    return [f"class {name}(ctypes.Structure):",
+            *filled("    _fields_ = [", [f'("{field}", {CTYPES[KINDS[type]]})' for type, field, _ in fields], "]")]
 
 
 def python_fields(headers):
@@ -289,7 +330,7 @@ def python_fields(headers):
     lines += ["class Tensor(ctypes.Structure):",
               '    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_int32),',
               '                ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]', "", "", "class Schedule(ctypes.Structure):",
-              '    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64)]', "", ""]
+              '    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64)]', "", "", *python_struct("Mask", "flash3_mask", "mask.h"), "", ""]
     for call, fields in headers.fields.items():
         lines.append(f"class {call.capitalize()}Params(ctypes.Structure):")
         lines += filled("    _fields_ = [", [f'("{f.name}", {CTYPES[f.kind]})' for f in fields], "]") + ["", ""]
@@ -310,8 +351,9 @@ def python_fields(headers):
                 lines += filled(f'    "{call}": (', [f'"{f.name}"' for f in chosen], "),")
         lines.append("}")
     lines += ["", "# Tensors of one dtype alone.", "DTYPE_OF = {"]
-    lines += [line for dtype, names in calls.DTYPES.items() for line in filled(
-        "    ", [f'"{name}": "{dtype}"' for name in names.split()], ",")]
+    dtypes = {f.name: f.dtype for fields in headers.fields.values() for f in fields if f.dtype}
+    lines += [line for each in dict.fromkeys(dtypes.values()) for line in filled(
+        "    ", [f'"{name}": "{dtype}"' for name, dtype in dtypes.items() if dtype == each], ",")]
     lines += ["}", "", "# The options of Python's functions, in their order, with their defaults.", "SIGNATURES = {"]
     for function, (call, names) in calls.PYTHON.items():
         entries = [f'"{name}": {python_default(headers, call, name)!r}'.replace("'", '"') for name in headers.expanded(call, names, True)]

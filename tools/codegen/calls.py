@@ -1,37 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the bindings' functions take of a call's fields, and in which order: the one table that call_fields.py reads beside the C headers.
 
-A field that the headers gain behind those of LISTED needs no line here: every function of its call takes it last, in the headers' order,
-under its own name. What a line says is an order that callers depend on, or what a C type cannot say.
+A field that the headers gain after those of LISTED has no place here: every function of its call takes it last, in the headers' order, under
+its own name. Of a number nothing else need be said, and a tensor has its line in ADDED_TENSORS. What any other line says is an order that callers
+depend on, or what a C type cannot say.
 """
+from typing import NamedTuple
 
-HEADERS = ("types.h", "flash3.h", "quantize.h", "merge.h")
-CALLS = ("forward", "backward", "quantize", "merge")
+HEADERS = ("types.h", "flash3.h", "quantize.h", "merge.h", "mask.h")
+CALLS = ("forward", "backward", "quantize", "merge", "mask")
 
 # The last field of each call whose place in the functions below is written out.
-LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "workspace_size", "merge": "workspace_size"}
+LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "workspace_size", "merge": "workspace_size", "mask": "stream"}
 
-# Tensors that a call writes; k and v are only written by a call with k_new.
-WRITTEN = {"forward": "out lse max_logits", "backward": "dq dk dv dsink", "quantize": "q_out k_out v_out q_scale k_scale v_scale", "merge": "out lse"}
+
+
+class AddedTensor(NamedTuple):
+    shapes: str  # those that it may have, of SHAPES
+    dtype: str = ""  # the only one that it may have; "": any float's
+    written: bool = False  # a result, in memory that the caller gives where it is wanted; else an input
+
+
+# The tensors after those of LISTED.
+ADDED_TENSORS = {"forward": {"max_logits": AddedTensor("heads rows", "float32", written=True)},
+                 "backward": {}, "quantize": {}, "merge": {}, "mask": {}}
+# "heads": [heads_q]; "rows": as lse, [batch, heads_q, seq_q] or packed [heads_q, total_q].
+SHAPES = ("heads", "rows")
+
+# The others that a call writes; k and v are only written by a call with k_new.
+WRITTEN = {"forward": "out lse", "backward": "dq dk dv dsink", "quantize": "q_out k_out v_out q_scale k_scale v_scale", "merge": "out lse",
+           "mask": ""}
 
 # Tensors with a row for each token and head, which torch's operators also take with the heads first.
 ROWS = "q k v qv out dout dq dk dv"
 
-# The dtype of tensors that have one alone; all others are of a floating point type.
-DTYPES = {"int32": "cu_seqlens_q cu_seqlens_k cu_seqlens_k_new seqused_q seqused_k page_table cache_batch_idx leftpad_k rotary_offsets",
+# The dtype of those others that have one alone; the rest are of a floating point type.
+DTYPES = {"int32": "cu_seqlens_q cu_seqlens_k cu_seqlens_k_new seqused_q seqused_k page_table cache_batch_idx leftpad_k rotary_offsets "
+                   "ranges documents block_counts block_indices",
           "int64": "tree_mask",
-          "float32": "q_scale k_scale v_scale lse dlse lse_parts out_parts max_logits"}
+          "uint8": "dense",
+          "float32": "q_scale k_scale v_scale lse dlse lse_parts out_parts"}
 
 # Python's words for an enum's values where they are not the C names in lower case; "": the value that None stands for.
 WORDS = {"flash3_fp8_sums": ("auto", "one", "two"), "flash3_compute": ("", "fp8")}
 
 # What is no option of the caller's: how large the struct is, and where the call runs.
-CONTEXT = "struct_size stream workspace workspace_size schedule"
+CONTEXT = "struct_size stream workspace workspace_size schedule mask"
 
 # ---- torch.ops.flash3 ----
 # Arguments that are no field of the params: (type in torch's schema, its default).
 TORCH_EXTRAS = {"heads_first": ("bool", "False"), "out_dtype": ("ScalarType?", "None"), "scale_ndim": ("int", "3"), "heads_k": ("SymInt", "0"),
-                "schedule": ("Tensor?", "None"), "schedule_key": ("SymInt", "0")}
+                "schedule": ("Tensor?", "None"), "schedule_key": ("SymInt", "0"), "like": ("Tensor", ""), "mask": ("Tensor?", "None"),
+                "mask_fields": ("int[]", "[]")}
 # Fields that have another name there. compute_fp8 is a bool.
 TORCH_NAMES = {"k_cache": "k", "v_cache": "v", "compute_fp8": "compute"}
 # Options that an operator takes though its call has no such field, as forward and backward take the same ones.
@@ -46,15 +66,16 @@ _CACHE = ("softmax_scale causal seqused_k page_table window_left window_right so
 _APPEND = "cu_seqlens_k_new rotary_cos rotary_sin rotary_offsets rotary_interleaved"
 _QUANTIZE = f"rotary_cos rotary_sin rotary_interleaved rotary_offset_q rotary_offset_k rotate rotation_seed {_LENGTHS}"
 _MORE = "qv tree_mask rotate rotation_seed"
+_DATA_MASK = "mask mask_fields"
 
 # name: (call, required arguments, options, results). "?": None may be given; "!": the operator writes it; "…": what the headers have
 # gained since. The order of what is given often goes first: each argument costs time, those before it too.
 TORCH = {
-    "forward": ("forward", "q k v", f"{_OPTIONS} {_FORWARD} out_dtype qv …", "(Tensor, Tensor)"),
+    "forward": ("forward", "q k v", f"{_OPTIONS} {_FORWARD} out_dtype qv … {_DATA_MASK}", "(Tensor, Tensor)"),
     "inference": ("forward", "q k v", _PLAIN, "Tensor"),
-    "forward_out": ("forward", "q k v out! lse!?", f"{_OPTIONS} {_FORWARD} qv fill_padding …", "()"),
-    "backward": ("backward", "dout dlse? q k v out lse", f"{_OPTIONS} …", "(Tensor, Tensor, Tensor, Tensor)"),
-    "backward_out": ("backward", "dout dlse? q k v out lse dq! dk! dv! dsink!?", f"{_OPTIONS} fill_padding …", "()"),
+    "forward_out": ("forward", "q k v out! lse!?", f"{_OPTIONS} {_FORWARD} qv fill_padding … {_DATA_MASK}", "()"),
+    "backward": ("backward", "dout dlse? q k v out lse", f"{_OPTIONS} … {_DATA_MASK}", "(Tensor, Tensor, Tensor, Tensor)"),
+    "backward_out": ("backward", "dout dlse? q k v out lse dq! dk! dv! dsink!?", f"{_OPTIONS} fill_padding … {_DATA_MASK}", "()"),
     "quantize": ("quantize", "", f"q k v scale_ndim heads_k {_QUANTIZE} …", "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"),
     "quantize_out": ("quantize", "q? k? v? q_out!? k_out!? v_out!? q_scale!? k_scale!? v_scale!?", f"{_QUANTIZE} …", "()"),
     "attention_with_kv_cache": ("forward", "q k_cache v_cache", f"{_CACHE} schedule schedule_key {_MORE} …", "(Tensor, Tensor)"),
@@ -67,6 +88,9 @@ TORCH = {
                               "()"),
     "merge": ("merge", "out_parts lse_parts", "sink out_dtype …", "(Tensor, Tensor)"),
     "merge_out": ("merge", "out_parts lse_parts out! lse!?", "sink …", "()"),
+    "mask_make": ("mask", "like ranges? documents? dense? block_counts? block_indices?",
+                  "batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment block_rows block_keys max_blocks "
+                  "max_partial_blocks …", "(Tensor, int[])"),
 }
 
 # ---- TVM-FFI ----
@@ -97,6 +121,8 @@ CPP = {
     "quantize": "q k v q_out k_out v_out q_scale k_scale v_scale rotate rotation_seed rotary_cos rotary_sin rotary_interleaved "
                 f"rotary_offset_q rotary_offset_k {_LENGTHS} {_CPP_RUN} …",
     "merge": f"out_parts lse_parts out lse sink {_CPP_RUN} …",
+    "mask": "batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment ranges documents dense block_counts "
+            "block_indices block_rows block_keys max_blocks max_partial_blocks backend num_threads stream …",
 }
 
 # ---- Python ----
@@ -104,12 +130,12 @@ CPP = {
 _PYTHON_LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k"
 PYTHON = {
     "attention": ("forward", f"causal window softmax_scale softcap chunk sink {_PYTHON_LENGTHS} deterministic q_scale k_scale v_scale out_dtype "
-                  "compute rotation_seed sm_margin fp8_sums return_lse qv … max_logits"),
-    "attention_backward": ("backward", f"dlse causal window softmax_scale softcap chunk sink {_PYTHON_LENGTHS} deterministic …"),
+                  "compute rotation_seed sm_margin fp8_sums return_lse qv … mask"),
+    "attention_backward": ("backward", f"dlse causal window softmax_scale softcap chunk sink {_PYTHON_LENGTHS} deterministic … mask"),
     "attention_with_kv_cache": ("forward", "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "
                                 "rotary_offsets rotary_interleaved causal window softmax_scale softcap chunk sink cu_seqlens_q max_seqlen_q "
                                 "max_seqlen_k seqused_q q_scale k_scale v_scale rotate rotation_seed sm_margin schedule tree_mask out_dtype "
-                                "return_lse qv … max_logits"),
+                                "return_lse qv …"),
 }
 # Those that are no field, with their defaults.
-PYTHON_EXTRAS = {"window": None, "out_dtype": None, "return_lse": False, "deterministic": False, "schedule": None}
+PYTHON_EXTRAS = {"window": None, "out_dtype": None, "return_lse": False, "deterministic": False, "schedule": None, "mask": None}

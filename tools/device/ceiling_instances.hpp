@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::device {
 

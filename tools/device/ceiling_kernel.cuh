@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     for (float& o : r_o) o = 0;
     // One product is in flight while the next is issued, across passes too.
     const auto products = [&](int stage) {
-      issue_qk<kElement, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
+      issue_abt<kElement, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
       wgmma_wait<1>();
       fence_operand(r_o);
       fence_operand(r_p);
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       if constexpr (Traits::kFp8) {
         issue_fp8_pv<VTile, Traits::kKeys>(r_o, r_p, v_stage);
       } else {
-        issue_pv<kElement, VTile>(r_o, r_p, v_stage);
+        issue_add_ab<kElement, VTile>(r_o, r_p, v_stage);
       }
       wgmma_wait<1>();
       fence_operand(r_s);

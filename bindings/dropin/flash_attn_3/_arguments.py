@@ -61,11 +61,18 @@ def check_margin(sm_margin):
 def options_of(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
                window_size_left, window_size_right, softcap, attention_chunk, deterministic):
     """What is given of the options of torch.ops.flash3's forward and backward. Without cu_seqlens lengths need no bound."""
-    return given(softmax_scale=checked_scale(softmax_scale), causal=causal, window_left=window_size_left,
-                 window_right=window_size_right, softcap=checked_softcap(softcap), chunk=attention_chunk, sink=s_aux,
-                 cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
-                 max_seqlen_q=None if cu_seqlens_q is None else max_seqlen_q,
-                 max_seqlen_k=None if cu_seqlens_k is None else max_seqlen_k, deterministic=deterministic)
+    options = {"causal": True} if causal is True else given(causal=causal)
+    if softmax_scale is not None:
+        options["softmax_scale"] = checked_scale(softmax_scale)
+    if window_size_left != -1 or window_size_right != -1:
+        options["window_left"], options["window_right"] = window_size_left, window_size_right
+    if (softcap := checked_softcap(softcap)) != 0:
+        options["softcap"] = softcap
+    if not (s_aux is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None) or attention_chunk or deterministic:
+        options.update(given(chunk=attention_chunk, sink=s_aux, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                             seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=None if cu_seqlens_q is None else max_seqlen_q,
+                             max_seqlen_k=None if cu_seqlens_k is None else max_seqlen_k, deterministic=deterministic))
+    return options
 
 
 def forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale,
@@ -77,7 +84,10 @@ def forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_
                          causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
     if q.dtype == FP8:  # upstream ignores the scales of 16-bit tensors, and callers count on it
         options.update(given(q_scale=q_descale, k_scale=k_descale, v_scale=v_descale))
-    options.update(given(qv=qv, sm_margin=sm_margin))
+    if qv is not None:
+        options["qv"] = qv
+    if sm_margin:
+        options["sm_margin"] = sm_margin
     return options
 
 

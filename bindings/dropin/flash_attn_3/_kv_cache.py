@@ -40,11 +40,22 @@ def _flash3s(f, names):
         raise ValueError("cu_seqlens_k is given but k and v are a cache, which is not packed; seqused_k tells how many keys count")
     page_table, kv_batch_idx = _pages(f, names)
     # max_seqlen_k is not looked at, as upstream does not: keys count by seqused_k, or all that the cache has room for.
-    options = {"softmax_scale": checked_scale(f.softmax_scale) or None, "causal": f.causal, "seqused_k": f.seqused_k,
-               "page_table": page_table, "window": (f.window_size_left, f.window_size_right), "softcap": checked_softcap(f.softcap),
-               "chunk": f.attention_chunk, "sink": f.s_aux, "cache_batch_idx": kv_batch_idx, "leftpad_k": f.leftpad_k,
-               "cu_seqlens_q": f.cu_seqlens_q, "max_seqlen_q": None if f.cu_seqlens_q is None else f.max_seqlen_q,
-               "seqused_q": f.seqused_q, "sm_margin": f.sm_margin, "qv": f.qv}
+    # What is not given is left out: each option takes time.
+    options = {name: x for name, x in (
+        ("softmax_scale", checked_scale(f.softmax_scale) or None), ("seqused_k", f.seqused_k), ("page_table", page_table),
+        ("sink", f.s_aux), ("cache_batch_idx", kv_batch_idx), ("leftpad_k", f.leftpad_k), ("cu_seqlens_q", f.cu_seqlens_q),
+        ("seqused_q", f.seqused_q), ("qv", f.qv)) if x is not None}
+    options["causal"] = f.causal
+    if f.window_size_left != -1 or f.window_size_right != -1:
+        options["window"] = f.window_size_left, f.window_size_right
+    if (softcap := checked_softcap(f.softcap)) != 0:
+        options["softcap"] = softcap
+    if f.attention_chunk:
+        options["chunk"] = f.attention_chunk
+    if f.cu_seqlens_q is not None:
+        options["max_seqlen_q"] = f.max_seqlen_q
+    if f.sm_margin:
+        options["sm_margin"] = f.sm_margin
     if f.appends():  # what comes without these is ignored, as upstream does
         options.update(k_new=f.k_new, v_new=f.v_new, cu_seqlens_k_new=None if f.k_new is None else f.cu_seqlens_k_new,
                        rotary_cos=f.rotary_cos, rotary_sin=f.rotary_sin,
@@ -92,8 +103,12 @@ def attend_without_gradients(f, names=NAMES, with_lse=True):
     names: of flash3's arguments, for errors. Without with_lse the second result may be None.
     """
     options = _flash3s(f, names)
-    if f.out is None and (result := run_now(f.q, f.k, f.v, {**options, "return_lse": with_lse})) is not None:
-        return result if with_lse else (result, None)
+    if f.out is None:
+        if with_lse:
+            options["return_lse"] = True
+        if (result := run_now(f.q, f.k, f.v, options)) is not None:
+            return result if with_lse else (result, None)
+        options.pop("return_lse", None)
     tensors = {"q": f.q, names["k_cache"]: f.k, names["v_cache"]: f.v, names.get("k_new", "k_new"): f.k_new,
                names.get("v_new", "v_new"): f.v_new, "s_aux": f.s_aux, "qv": f.qv}
     found = recorded(**tensors)

@@ -12,6 +12,7 @@ It holds::
     tree_mask            which drafts of a tree see which, for attention_with_kv_cache
     merge                one result of parts of the keys, each with its out and lse
     quantize             FP8 tensors with scales, of 16-bit tensors, for attention
+    masks                masks as data, for mask= of attention: documents, ranges, blocks of keys, a byte for each pair
     supported, explain   whether a call would run here, and by which kernel
     backends, version    what this machine has, and which library this is
     arrays               the C calls, with memory for results from the caller
@@ -19,7 +20,7 @@ It holds::
     jax                  jax.nn.dot_product_attention; a module to be imported by name
 
 torch.ops.flash3 holds the operators forward, backward, quantize, merge, attention_with_kv_cache and kv_cache_schedule, each with a
-form for results in given memory (forward_out …); attention_with_kv_cache_append, a call that writes its cache; and inference, a
+form for results in given memory (forward_out …); mask_make and mask_used; attention_with_kv_cache_append, a call that writes its cache; and inference, a
 plain forward without lse and gradients.
 """
 from . import arrays
@@ -27,15 +28,17 @@ from ._attention import Gradients, attention, attention_backward, explain, suppo
 from ._attention import _torch as _torch_operators
 from ._kv_cache import attention_with_kv_cache, kv_cache_schedule, merge
 from ._library import backends, version
+from ._mask import Mask
 from ._quantize import Quantized, quantize
 from ._tree import tree_mask
 from .arrays import Schedule, Support
 
 __version__ = version()
 __all__ = ["attention", "attention_backward", "attention_with_kv_cache", "kv_cache_schedule", "merge", "quantize", "tree_mask",
-           "supported", "explain", "backends", "version", "arrays", "Gradients", "Quantized", "Schedule", "Support"]
+           "supported", "explain", "backends", "version", "arrays", "Gradients", "Mask", "Quantized", "Schedule", "Support"]
 
 if _torch_operators is not None:
+    from . import masks
     from ._sdpa import sdpa, sdpa_override
 
-    __all__ += ["sdpa", "sdpa_override"]
+    __all__ += ["sdpa", "sdpa_override", "masks"]

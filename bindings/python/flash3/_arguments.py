@@ -3,6 +3,7 @@
 import torch
 
 from ._fields import OPTIONS, SIGNATURES
+from ._mask import check_mask
 from ._options import MAY_BE_NONE, number_of, number_of_word, refuse_unknown, rotation_seed, scale_or_default, window_sides
 from .arrays import check_schedule
 
@@ -30,6 +31,13 @@ def _softmax_scale(named, name, value):
 
 def _schedule(named, name, value):
     named["schedule"], named["schedule_key"] = schedule_parts(value)
+
+
+def _mask(named, name, value):
+    check_mask(value)
+    if not isinstance(value.data, torch.Tensor):
+        raise TypeError(f"mask.data is a {type(value.data).__name__} but it must be a torch tensor, as q is")
+    named["mask"], named["mask_fields"] = value.data, value.fields
 
 
 def _out_dtype(named, name, value):
@@ -66,7 +74,7 @@ def _integer(named, name, value):
 # argument that is given costs time.
 _BY_KIND = {"number": _number, "enumeration": _word, "uint64": _seed, "int32": _integer, "int64": _integer}
 _HANDED_ON = {**{name: _BY_KIND[kind] for name, kind in OPTIONS["forward"].items() if kind in _BY_KIND},
-              "window": _window, "softmax_scale": _softmax_scale, "schedule": _schedule, "out_dtype": _out_dtype, "compute": _compute}
+              "window": _window, "softmax_scale": _softmax_scale, "schedule": _schedule, "mask": _mask, "out_dtype": _out_dtype, "compute": _compute}
 _OF_FUNCTION = {function: {name: _HANDED_ON.get(name) for name in names} for function, names in SIGNATURES.items()}
 
 

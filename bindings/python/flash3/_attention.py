@@ -93,6 +93,8 @@ def attention(q, k, v, **options):
 
         max_logits: float32, [heads_q] or of the shape of lse, of the caller: the call writes the largest scaled and capped score of each
             head, or each row; -inf for none. On a GPU of 16-bit k and v. Results may then differ in their last bits. No gradients.
+        mask: a Mask of flash3.masks, of this call's sizes: query i sees what it lists. The band (causal, window, chunk) is none, or the one
+            that the mask was made with. For torch tensors; neither with cu_seqlens, seqused, qv nor compute, and on a GPU without gradients.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
             torch's scaled_dot_product_attention and JAX mean them.
 
@@ -118,11 +120,17 @@ def attention(q, k, v, **options):
         out, lse = _torch.attention(q, k, v, options, with_lse)
         return (out, lse) if with_lse else out
     options = given_options("attention", options)
+    _refuse_mask(options)
     options.pop("deterministic", None)
     q, k, v, qv = (_contiguous_last(x) for x in (q, k, v, options.pop("qv", None)))
     out, lse = _results(_host("q", q), _host("v", v), options.pop("out_dtype", None), with_lse)
     arrays.forward(q, k, v, out, lse, qv=qv, **options)
     return (out, lse) if with_lse else out
+
+
+def _refuse_mask(options):
+    if "mask" in options:
+        raise NotImplementedError("mask is given, and q is no torch tensor; flash3.masks and calls with them are for torch tensors")
 
 
 def _results(about_q, about_v, out_dtype, with_lse):
@@ -152,6 +160,7 @@ def attention_backward(dout, q, k, v, out, lse, **options):
     if _is_torch(q):
         return Gradients(*_torch.attention_backward(dout, q, k, v, out, lse, options))
     options = given_options("attention_backward", options)
+    _refuse_mask(options)
     dout, q, k, v, out = (_contiguous_last(x) for x in (dout, q, k, v, out))
     made = [_zeros(about.shape, about.dtype) for about in (_host("q", q), _host("k", k), _host("v", v))]
     dsink = None

@@ -13,6 +13,13 @@ class Schedule(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64)]
 
 
+class Mask(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64), ("batch", ctypes.c_int64),
+                ("heads", ctypes.c_int64), ("seq_q", ctypes.c_int64), ("seq_k", ctypes.c_int64), ("window_left", ctypes.c_int64),
+                ("window_right", ctypes.c_int64), ("chunk", ctypes.c_int64), ("mask_alignment", ctypes.c_int32), ("ranges", ctypes.c_int32),
+                ("blocks", ctypes.c_int64), ("partial_blocks", ctypes.c_int64)]
+
+
 class ForwardParams(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor), ("lse", Tensor),
                 ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32), ("window", ctypes.c_int32), ("window_left", ctypes.c_int64),
@@ -25,7 +32,7 @@ class ForwardParams(ctypes.Structure):
                 ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor), ("rotary_interleaved", ctypes.c_int32),
                 ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule)), ("qv", Tensor), ("fp8_sums", ctypes.c_int32),
                 ("tree_mask", Tensor), ("rotate", ctypes.c_int32), ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32),
-                ("max_logits", Tensor)]
+                ("max_logits", Tensor), ("mask", ctypes.POINTER(Mask))]
 
 
 class BackwardParams(ctypes.Structure):
@@ -36,7 +43,7 @@ class BackwardParams(ctypes.Structure):
                 ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor),
                 ("seqused_q", Tensor), ("seqused_k", Tensor), ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64),
                 ("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64), ("dsink", Tensor),
-                ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32)]
+                ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32), ("mask", ctypes.POINTER(Mask))]
 
 
 class QuantizeParams(ctypes.Structure):
@@ -54,6 +61,16 @@ class MergeParams(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("out_parts", Tensor), ("lse_parts", Tensor), ("out", Tensor), ("lse", Tensor),
                 ("sink", Tensor), ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
                 ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
+
+
+class MaskParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("batch", ctypes.c_int64), ("heads_q", ctypes.c_int64), ("seq_q", ctypes.c_int64),
+                ("seq_k", ctypes.c_int64), ("causal", ctypes.c_int32), ("window", ctypes.c_int32), ("window_left", ctypes.c_int64),
+                ("window_right", ctypes.c_int64), ("chunk", ctypes.c_int64), ("mask_alignment", ctypes.c_int32), ("ranges", Tensor),
+                ("documents", Tensor), ("dense", Tensor), ("block_counts", Tensor), ("block_indices", Tensor),
+                ("block_rows", ctypes.c_int32), ("block_keys", ctypes.c_int32), ("max_blocks", ctypes.c_int64),
+                ("max_partial_blocks", ctypes.c_int64), ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32),
+                ("stream", ctypes.c_void_p)]
 
 
 # The words for values that the C interface numbers.
@@ -77,6 +94,9 @@ OPTIONS = {
                  "rotation_seed": "uint64", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "backend": "enumeration",
                  "num_threads": "int32"},
     "merge": {"backend": "enumeration", "num_threads": "int32"},
+    "mask": {"batch": "int64", "heads_q": "int64", "seq_q": "int64", "seq_k": "int64", "causal": "flag", "window_left": "int64",
+             "window_right": "int64", "chunk": "int64", "mask_alignment": "enumeration", "block_rows": "int32", "block_keys": "int32",
+             "max_blocks": "int64", "max_partial_blocks": "int64", "backend": "enumeration", "num_threads": "int32"},
 }
 TENSORS = {
     "forward": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink", "q_scale", "k_scale", "v_scale",
@@ -85,21 +105,25 @@ TENSORS = {
     "backward": ("dout", "dlse", "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink"),
     "quantize": ("q", "k", "v", "rotary_cos", "rotary_sin", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
     "merge": ("out_parts", "lse_parts", "sink"),
+    "mask": ("ranges", "documents", "dense", "block_counts", "block_indices"),
 }
 RESULTS = {
     "forward": ("out", "lse", "max_logits"),
     "backward": ("dq", "dk", "dv", "dsink"),
     "quantize": ("q_out", "k_out", "v_out", "q_scale", "k_scale", "v_scale"),
     "merge": ("out", "lse"),
+    "mask": (),
 }
 
 # Tensors of one dtype alone.
 DTYPE_OF = {
-    "cu_seqlens_q": "int32", "cu_seqlens_k": "int32", "cu_seqlens_k_new": "int32", "seqused_q": "int32", "seqused_k": "int32",
-    "page_table": "int32", "cache_batch_idx": "int32", "leftpad_k": "int32", "rotary_offsets": "int32",
+    "lse": "float32", "q_scale": "float32", "k_scale": "float32", "v_scale": "float32", "max_logits": "float32", "dlse": "float32",
+    "out_parts": "float32", "lse_parts": "float32",
+    "cu_seqlens_q": "int32", "cu_seqlens_k": "int32", "seqused_q": "int32", "seqused_k": "int32", "page_table": "int32",
+    "cache_batch_idx": "int32", "leftpad_k": "int32", "cu_seqlens_k_new": "int32", "rotary_offsets": "int32", "ranges": "int32",
+    "documents": "int32", "block_counts": "int32", "block_indices": "int32",
     "tree_mask": "int64",
-    "q_scale": "float32", "k_scale": "float32", "v_scale": "float32", "lse": "float32", "dlse": "float32", "lse_parts": "float32",
-    "out_parts": "float32", "max_logits": "float32",
+    "dense": "uint8",
 }
 
 # The options of Python's functions, in their order, with their defaults.
@@ -108,15 +132,15 @@ SIGNATURES = {
                   "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None, "seqused_k": None,
                   "deterministic": False, "q_scale": None, "k_scale": None, "v_scale": None, "out_dtype": None, "compute": None,
                   "rotation_seed": 0, "sm_margin": 0, "fp8_sums": "auto", "return_lse": False, "qv": None, "mask_alignment": "bottom_right",
-                  "max_logits": None, "max_logits": None},
+                  "max_logits": None, "mask": None},
     "attention_backward": {"dlse": None, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None,
                            "cu_seqlens_q": None, "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None,
-                           "seqused_k": None, "deterministic": False, "mask_alignment": "bottom_right"},
+                           "seqused_k": None, "deterministic": False, "mask_alignment": "bottom_right", "mask": None},
     "attention_with_kv_cache": {"seqused_k": None, "page_table": None, "cache_batch_idx": None, "leftpad_k": None, "k_new": None,
                                 "v_new": None, "cu_seqlens_k_new": None, "rotary_cos": None, "rotary_sin": None, "rotary_offsets": None,
                                 "rotary_interleaved": False, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0,
                                 "chunk": 0, "sink": None, "cu_seqlens_q": None, "max_seqlen_q": None, "max_seqlen_k": None,
                                 "seqused_q": None, "q_scale": None, "k_scale": None, "v_scale": None, "rotate": False, "rotation_seed": 0,
                                 "sm_margin": 0, "schedule": None, "tree_mask": None, "out_dtype": None, "return_lse": False, "qv": None,
-                                "mask_alignment": "bottom_right", "max_logits": None, "max_logits": None},
+                                "mask_alignment": "bottom_right", "max_logits": None},
 }

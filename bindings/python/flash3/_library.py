@@ -62,14 +62,17 @@ def _word(match):
 
 
 # What the C interface numbers, as Python has it: "k.dtype = 4", "1 (float16)", "compute = 1 (fp8)".
-_DTYPE_NAMES = {str(number): name for name, number in DTYPES.items()}
+_DTYPE_NAMES = {str(number): name for name, number in DTYPES.items()} | {"7": "uint8"}
 _C_WORDS = [
     (re.compile(r"\.dtype = (\d+)\b"), lambda m: f".dtype = {_DTYPE_NAMES.get(m[1], 'unknown')}"),
-    (re.compile(r"\b\d \((float16|bfloat16|float32|int32|int64|float8_e4m3)\)"), lambda m: m[1]),
+    (re.compile(r"\b\d \((float16|bfloat16|float32|int32|int64|uint8|float8_e4m3)\)"), lambda m: m[1]),
     (re.compile(r"\bfloat8_e4m3\b"), lambda m: "float8_e4m3fn"),
     (re.compile(r"\b(is|are) all zero\b"), lambda m: f"{m[1]} None"),
     (re.compile(rf"\b({'|'.join(WORDS)}) = (\d+)\b(?: \([\w ]+\))?"), _word),
     (re.compile(r"\brotate = 1\b"), lambda m: "rotate = True"),
+    (re.compile(r"\bmask->size\b"), lambda m: "mask.data.numel()"),
+    (re.compile(r"\bmask->"), lambda m: "mask."),
+    (re.compile(r"\bflash3_mask_\w+"), lambda m: "flash3.masks"),
 ]
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of calls as the C interface has them, checked where ctypes or torch would cut them off."""
+import functools
 import inspect
 import math
 import operator
@@ -26,6 +27,20 @@ def given_options(function, options):
         if not is_default:
             given[name] = value
     return given
+
+
+def lacks_options(of):
+    """For a function that takes some of the options of flash3's function `of` alone: others raise NotImplementedError, which names them."""
+    def decorate(function):
+        lacking = frozenset(SIGNATURES[of]) - frozenset(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def checked(*args, **options):
+            for name in given_options(of, {name: x for name, x in options.items() if name in lacking}):
+                raise NotImplementedError(f"{name} is given but {of} over several devices does not take it")
+            return function(*args, **{name: x for name, x in options.items() if name not in lacking})
+        return checked
+    return decorate
 
 
 def takes_options(function):

@@ -43,7 +43,10 @@ def _is_chosen(flash=torch._C._get_flash_sdp_enabled, efficient=torch._C._get_me
 
     On a Hopper GPU torch itself puts cuDNN first at its first call.
     """
-    return not (flash() and efficient() and math() and cudnn()) or next(x for x in order() if x != _CUDNN) != _FLASH
+    if not (flash() and efficient() and math() and cudnn()):
+        return True
+    first, second, *_ = order()
+    return (second if first == _CUDNN else first) != _FLASH
 
 
 _is_chosen._dynamo_marked_constant = True

@@ -24,9 +24,9 @@ operators = getattr(torch.ops, NAME)
 
 try:
     # What a call returns, at half of what the operator costs; None: this one is for the operator.
-    from ._eager import attention as eager
+    from ._eager import attention as eager, forward as _eager_forward
 except ImportError:  # built without Python's headers, or not for this Python or torch: operators do all
-    eager = None
+    eager = _eager_forward = None
 
 _forward = operators.forward.default
 _inference = operators.inference.default
@@ -122,7 +122,7 @@ def _names(operator):
     return tuple(a.name for a in operator._schema.arguments)
 
 
-_TENSORS = frozenset(TENSORS["forward"])
+_TENSORS = frozenset((*TENSORS["forward"], "mask"))
 _OF_FORWARD, _OF_INFERENCE, _OF_BACKWARD = _names(_forward), frozenset(_names(_inference)), frozenset(_names(_backward))
 
 
@@ -201,10 +201,25 @@ torch.library.register_autograd(f"{NAME}::quantize", _no_gradient_of_codes)
 torch.library.register_autograd(f"{NAME}::inference", _no_gradient_of_inference)
 
 
-def _attend_now(q, k, v, arguments):
-    """(out, lse); what else a call writes is the caller's memory, which forward_out alone takes."""
-    if not any(name in arguments for name in RESULTS["forward"]):
-        return _forward_now(q, k, v, **arguments)
+def _attend_now(q, k, v, arguments, with_lse=True):
+    """(out, lse) of a call that nobody but autograd would see, which does not see it; without with_lse the second may be None."""
+    if _eager_forward is not None:
+        results = _eager_forward(q, k, v, arguments, with_lse)
+        if results is not None:
+            return results
+    with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
+        if with_lse or not _OF_INFERENCE.issuperset(arguments):
+            return _attend_by_operator(q, k, v, arguments, _forward_now)
+        return _inference_now(q, k, v, **arguments), None
+
+
+_WRITTEN = frozenset(RESULTS["forward"])
+
+
+def _attend_by_operator(q, k, v, arguments, forward):
+    """(out, lse) of an operator: forward, or of a call that writes more, which is into the caller's memory, forward_out."""
+    if _WRITTEN.isdisjoint(arguments):
+        return forward(q, k, v, **arguments)
     arguments = dict(arguments)
     out, lse = empty_results(q, v, arguments.pop("out_dtype", None))
     _forward_out(q, k, v, out, lse, **arguments, fill_padding=True)
@@ -226,9 +241,10 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, sink, arguments):  # the sink is in arguments too, where autograd does not see it
-        with torch._C._AutoDispatchBelowAutograd():
-            out, lse = _attend_now(q, k, v, arguments)
-        save_forward(ctx, q, k, v, {name: x for name, x in arguments.items() if name not in RESULTS["forward"]}, out, lse)
+        out, lse = _attend_now(q, k, v, arguments)
+        if not _WRITTEN.isdisjoint(arguments):
+            arguments = {name: x for name, x in arguments.items() if name not in _WRITTEN}
+        save_forward(ctx, q, k, v, arguments, out, lse)
         return out, lse
 
     @staticmethod
@@ -335,6 +351,22 @@ def why_not_kind(kind):
 why_not_kind._dynamo_marked_constant = True  # what torch.compiler.assume_constant_result does, which would import all of the compiler
 
 
+def _is_sharded(kind):
+    return f"{kind.__module__}.{kind.__qualname__}" == "torch.distributed.tensor.DTensor"
+
+
+_is_sharded._dynamo_marked_constant = True
+
+
+def _refuse_shards(**tensors):
+    """Of a call that writes memory of the caller's."""
+    written = next(name for name in RESULTS["forward"] if name in tensors)
+    for name, x in tensors.items():
+        if _is_sharded(type(x)):
+            raise NotImplementedError(f"{name} is a DTensor but {written} is given; calls with {written} are for plain tensors: give "
+                                      "to_local() of each")
+
+
 def run_forward(q, k, v, arguments, with_lse=True):
     """torch.ops.flash3.forward, with its gradients and flash3's exceptions; arguments: what is given besides the tensors, by name.
 
@@ -345,22 +377,26 @@ def run_forward(q, k, v, arguments, with_lse=True):
     sink, qv = arguments.get("sink"), arguments.get("qv")
     if qv is not None:
         _refuse_qv_gradients(q=q, k=k, v=v, sink=sink, qv=qv)
-    writes_more = any(name in arguments for name in RESULTS["forward"])
+    writes = [] if _WRITTEN.isdisjoint(arguments) else [name for name in RESULTS["forward"] if name in arguments]
+    if writes:
+        _refuse_shards(q=q, k=k, v=v, **arguments)
     if torch.compiler.is_compiling():
-        return _attend_now(q, k, v, arguments) if writes_more else _forward(q, k, v, **arguments)
+        if writes and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sink)):
+            raise NotImplementedError(f"{writes[0]} is given but a graph of torch.compile has no gradients of a call that writes it; "
+                                      "without fullgraph the call runs outside of the graph")
+        return _attend_by_operator(q, k, v, arguments, _forward)
     try:
         if is_differentiated(q, k, v, sink):
             _refuse_wide_gradients(q=q, v=v)
             if torch._C._are_functorch_transforms_active():
-                if writes_more:
-                    raise NotImplementedError("max_logits is given but torch.func's transforms have no gradients of a call that writes it")
+                if writes:
+                    raise NotImplementedError(f"{writes[0]} is given but torch.func's transforms have no gradients of a call that writes it")
                 return _Transformed.apply(q, k, v, *with_defaults(_forward, arguments, 3))
             return _record(q, k, v, sink, arguments)
-        with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
-            if with_lse or not _OF_INFERENCE.issuperset(arguments):
-                return _attend_now(q, k, v, arguments)
-            return _inference_now(q, k, v, **arguments), None
+        return _attend_now(q, k, v, arguments, with_lse)
     except RuntimeError as error:
+        if writes and "Batching rule not implemented" in str(error):
+            raise NotImplementedError(f"{writes[0]} is given but torch.vmap cannot batch a call that writes it") from None
         raise translated(error) from None
 
 

@@ -142,14 +142,15 @@ def attention_with_kv_cache(q, k_cache, v_cache, options, with_lse):
     return run(q, k_cache, v_cache, arguments, *given, fill_padding=True)
 
 
-_OF_SCHEDULES = set(SIGNATURES["attention_with_kv_cache"]) - {"schedule", "return_lse", *RESULTS["forward"]}
+_OF_SCHEDULES = set(SIGNATURES["attention_with_kv_cache"]) - {"schedule", "return_lse"}
 
 
 def kv_cache_schedule(q, k_cache, v_cache, out, options):
-    """flash3.kv_cache_schedule for torch tensors."""
+    """flash3.kv_cache_schedule for torch tensors. What the calls write makes no difference."""
     for unknown in sorted(set(options) - _OF_SCHEDULES):
         raise TypeError(f"unexpected argument {unknown!r}")
     check_companions("q", q, k_cache=k_cache, v_cache=v_cache)
+    options = {name: x for name, x in options.items() if name not in RESULTS["forward"]}
     arguments = {"k_new": None, "v_new": None, **arguments_of("attention_with_kv_cache", options)}
     if out is None:
         return Schedule(*_run(_schedule, q, k_cache, v_cache, **arguments))

@@ -45,6 +45,7 @@ Forward alone takes::
     fill_padding=False            rows of no token become 0, and -inf of lse; False: they stay as they are (of backward, too: 0)
     tree_mask=None                [batch, seq_q] int64, packed [total_q]: which drafts a query sees, as in
                                   flash3.attention_with_kv_cache
+    mask=None                     a flash3.Mask, of forward and backward
     schedule=None                 a Schedule that forward_schedule() has made for calls like this one; None: the call's own
     qv=None                       a second part of q, of out's shape, which meets v: scores are those of q and k plus those of qv and v
 """
@@ -53,6 +54,7 @@ from typing import NamedTuple
 
 from . import _fields, _library as _c
 from ._fields import OPTIONS, RESULTS, TENSORS
+from ._mask import as_c
 from ._options import MAY_BE_NONE, int64_of, value_in_c, window_sides
 from ._results import Results, check_given
 from ._support import Support, UnexpectedArgument, support_of
@@ -108,7 +110,7 @@ class _Call:
 
     def _has_other(self, name):
         """Whether an option is one that is no field, or not of its own alone."""
-        return name in ("stream", "workspace") or hasattr(self.params, name) and name in ("window", "schedule")
+        return name in ("stream", "workspace") or hasattr(self.params, name) and name in ("window", "schedule", "mask")
 
     def _set_others(self, options):
         p = self.params
@@ -116,6 +118,8 @@ class _Call:
             p.window, p.window_left, p.window_right = 1, *sides
         if (schedule := options.get("schedule")) is not None:
             p.schedule = ctypes.pointer(_as_c(*check_schedule(schedule)))
+        if (mask := options.get("mask")) is not None:
+            p.mask = ctypes.pointer(as_c(mask, memory_of))
 
     def _set_tensor(self, name, x, writable):
         if x is not None:

@@ -105,6 +105,8 @@ class TaskRunner {
         sequence_(task.sequence),
         tile_(tile),
         group_(p_.queries_per_kv_head()),
+        masked_(p_.mask_lists.given),
+        reader_(p_.mask_lists, sequence_.batch),
         in_place_(sequence_.q.length * group_ <= (Words::kScaled ? kFewRows : kInPlaceRows) &&
                   p_.head_dim % (kLanes * Words::kElements) == 0 && p_.head_dim_v % kLanes == 0 &&
                   p_.qv.dim % (kLanes * Words::kElements) == 0),
@@ -124,7 +126,8 @@ class TaskRunner {
     const Range seen = seen_by(task_.rows, task_.keys);
     if (!seen.empty()) {
       for (Index tile = seen.begin / tile_.keys * tile_.keys; tile < seen.end; tile += tile_.keys)
-        run_tile(tile, {std::max(tile, seen.begin), std::min(tile + tile_.keys, seen.end)});
+        if (is_listed(task_.rows, tile))
+          run_tile(tile, {std::max(tile, seen.begin), std::min(tile + tile_.keys, seen.end)});
     }
     for (Index r = task_.rows.begin; r < task_.rows.end; ++r) finish_row(r);
   }
@@ -138,13 +141,28 @@ class TaskRunner {
   const Sequence& sequence_;
   const TileShape tile_;
   const Index group_;
+  const bool masked_;  // by lists: a tile of keys lies in one block of them
+  const MaskReader reader_;
   const bool in_place_;  // few rows: K and V are not packed
   const Index strip_rows_, padded_rows_;
   Buffers buffers_;
   std::optional<typename Words::Unit> unit_;
   bool v_is_finite_ = true;  // of the packed tile
 
-  // The part of `keys` that some of these packed rows see.
+  // Whether a mask lets any of the rows see the tile.
+  bool is_listed(Range rows, Index tile) const {
+    return !masked_ || reader_.lists(rows, group_, task_.kv_head, tile / kMaskBlock);
+  }
+  // What packed row r sees of `keys`, which lie in one tile.
+  SeenKeys seen_by_row(Index r, Range keys) const {
+    if (!masked_) return {seen_by({r, r + 1}, keys)};
+    const PackedRow row = packed_row(group_, task_.kv_head, r);
+    SeenKeys seen = reader_.seen(row.query, row.head, keys.begin / kMaskBlock);
+    seen.keys = {std::max(seen.keys.begin, keys.begin), std::min(seen.keys.end, keys.end)};
+    return seen;
+  }
+
+  // The part of `keys` that some of these packed rows see, by the band.
   Range seen_by(Range rows, Range keys) const {
     return seen_by_queries({rows.begin / group_, (rows.end - 1) / group_ + 1}, keys);
   }
@@ -223,7 +241,7 @@ class TaskRunner {
     for (Index r = task_.rows.begin; r < task_.rows.end; r += strip_rows_) {
       const Range rows{r, std::min(r + strip_rows_, task_.rows.end)};
       const Range keys = seen_by(rows, seen);
-      if (!keys.empty()) run_strip(tile, rows, keys);
+      if (!keys.empty() && is_listed(rows, tile)) run_strip(tile, rows, keys);
     }
   }
 
@@ -266,7 +284,9 @@ class TaskRunner {
     for (Index i = 0; i < rows.size(); ++i) {
       // What this row does not see of what the softmax runs over is −∞ from here on.
       const Index row_query = query;
-      const Range own = seen_by_queries({query, query + 1}, keys);
+      const SeenKeys seen = masked_ ? seen_by_row(rows.begin + i, keys)
+                                    : SeenKeys{seen_by_queries({query, query + 1}, keys)};
+      const Range& own = seen.keys;
       if (++of_query == group_) ++query, of_query = 0;
       const Index own_begin = std::clamp(own.begin - tile, begin, end);
       const Index own_end = std::clamp(own.end - tile, own_begin, end);
@@ -276,6 +296,9 @@ class TaskRunner {
       std::fill(scores + begin, scores + own_begin, -kInfinity);
       std::fill(scores + own_end, scores + end, -kInfinity);
       if (sequence_.tree) hide_drafts(row_query, {tile + own_begin, tile + own_end}, scores - tile);
+      if (seen.words)
+        for (Index j = own_begin; j < own_end; ++j)
+          if (seen.hides(tile + j)) scores[j] = -kInfinity;
       correction[i] =
           softmax_row<Words>(scores, begin, end, scale, buffers_.weights + i * tile_.keys / kPair,
                              buffers_.max + strip + i, buffers_.sum + strip + i);
@@ -339,9 +362,10 @@ class TaskRunner {
     Range common{(keys.begin - tile) / step * step, round_up(keys.end - tile, step)};
     if (in_place_ || !v_is_finite_) {
       for (Index i = 0; i < rows.size(); ++i) {
-        const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
-        common.begin = std::max(common.begin, round_up(own.begin - tile, step));
-        common.end = std::min(common.end, (own.end - tile) / step * step);
+        const SeenKeys seen = seen_by_row(rows.begin + i, keys);
+        common.begin = std::max(common.begin, round_up(seen.keys.begin - tile, step));
+        common.end = std::min(common.end, (seen.keys.end - tile) / step * step);
+        if (seen.words) common.end = common.begin;
       }
       if (sequence_.tree)
         common.end = std::min(common.end, (sequence_.first_draft() - tile) / step * step);
@@ -368,20 +392,21 @@ class TaskRunner {
     }
     if (!in_place_ && v_is_finite_) return;
     for (Index i = 0; i < rows.size(); ++i) {
-      const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
+      const SeenKeys seen = seen_by_row(rows.begin + i, keys);
+      const Range& own = seen.keys;
       const Index middle = tile + common.begin, rest = tile + common.end;
-      add_keys(tile, rows.begin, i, {own.begin, std::min(own.end, middle)}, out);
-      add_keys(tile, rows.begin, i, {std::max(own.begin, rest), own.end}, out);
+      add_keys(tile, rows.begin, i, seen, {own.begin, std::min(own.end, middle)}, out);
+      add_keys(tile, rows.begin, i, seen, {std::max(own.begin, rest), own.end}, out);
     }
   }
 
   // out[i] += P·V for these keys of row i of the strip, which begins at row `first`.
-  void add_keys(Index tile, Index first, Index i, Range keys, float* out) {
+  void add_keys(Index tile, Index first, Index i, const SeenKeys& seen, Range keys, float* out) {
     const float* weights = buffers_.weights + i * tile_.keys / kPair;
     out += i * buffers_.v_words;
     const Index query = (first + i) / group_;
     for (Index j = keys.begin; j < keys.end; ++j) {
-      if (sequence_.hides(query, j)) continue;
+      if (sequence_.hides(query, j) || seen.hides(j)) continue;
       float of_key = Words::weight(weights, j - tile);
       if constexpr (Words::kScaled)  // in place, weights have been multiplied before
         if (!in_place_) of_key *= buffers_.v_scales[j - tile];

@@ -203,6 +203,7 @@ class PairRunner : BackwardState<Bf16> {
         const Index row = first + r;
         float *p = b.s + r * b.keys_stride, *ds = b.dp + r * b.keys_stride;
         softmax_backward(p_, row_keys_[row], lse_[row], delta_[row], columns, p, ds);
+        clear_hidden(row, p, ds);
         round_row(p, columns, b.p_rows + r * b.ds_stride);
         round_row(ds, columns, b.ds_rows + row * b.ds_stride);
       }
@@ -274,7 +275,7 @@ class PairRunner : BackwardState<Bf16> {
         for (int d = 0; d < dim; ++d, out += b.keys_stride) {
           const float x = bfloat16_to_float(row[d].bits);
           for (Index j = row_keys_[i].begin; j < row_keys_[i].end; ++j)
-            out[j] += bfloat16_to_float(pairs[2 * j]) * x;
+            if (!hides(i, j)) out[j] += bfloat16_to_float(pairs[2 * j]) * x;
         }
       };
       add(p_.dout, b.p, p_.head_dim_v, b.dv);
@@ -285,6 +286,7 @@ class PairRunner : BackwardState<Bf16> {
   void add_seen_keys(float* dq, int stride) {
     for (Index i = 0; i < rows_.size(); ++i, dq += stride)
       for (Index j = row_keys_[i].begin; j < row_keys_[i].end; ++j) {
+        if (hides(i, j)) continue;
         const VecF weight = set(Words::weight(buffers_.ds_rows + i * buffers_.ds_stride, j));
         const Bf16* k = row_of_keys(p_.k, keys_.begin + j);
         for (int d = 0; d < p_.head_dim; d += kLanes)

@@ -75,6 +75,7 @@ class BackwardState {
   Range rows_;
   PackedRow row_[kMaxBackwardRows];
   Range row_keys_[kMaxBackwardRows];  // keys that the row sees
+  SeenKeys seen_[kMaxBackwardRows];   // with lists: which of those
   float lse_[kMaxBackwardRows] = {}, delta_[kMaxBackwardRows] = {};
 
   int64_t key_offset(const TensorView& t, Index j) const {
@@ -115,8 +116,12 @@ class BackwardState {
   template <class What>
   void for_each_row_block(const What& what) {
     for (Index i = blocks_.row_blocks() - 1; i >= 0; --i) {
-      const Range seen = blocks_.key_blocks_of(i);
+      const Range seen = blocks_.key_blocks_of(task_.kv_head, i);
       if (seen.begin > task_.key_block || task_.key_block >= seen.end) continue;
+      if (!blocks_.sees(task_.kv_head, i, task_.key_block)) {
+        pass_on(i);
+        continue;
+      }
       rows_ = blocks_.rows_of(i);
       // Once for each row: a division takes as long as a load that misses a cache.
       for (Index r = 0; r < rows_.size(); ++r)
@@ -147,8 +152,16 @@ class BackwardState {
     lse_[i] = value_of(p_.lse, row);
   }
 
-  // What rows first … last of the block see of the task's keys.
+  // What rows first … last of the block see of the task's keys; where a mask lists that, the least
+  // range that holds what find_keys_of_rows() has found.
   Range keys_seen_by(Index first, Index last) const {
+    if (blocks_.masked) {
+      Range all{keys_.size(), 0};
+      for (Index i = first; i <= last; ++i)
+        if (!row_keys_[i].empty())
+          all = {std::min(all.begin, row_keys_[i].begin), std::max(all.end, row_keys_[i].end)};
+      return all.empty() ? Range{} : all;
+    }
     const Range seen =
         blocks_.sequence.mask.keys({row_[first].query, row_[last].query + 1}, blocks_.keys());
     const Index begin = std::clamp(seen.begin, keys_.begin, keys_.end);
@@ -157,6 +170,13 @@ class BackwardState {
 
   // What rows of the block see some of the task's keys [first, last), counted from its first.
   Range rows_that_see(Index first, Index last) const {
+    if (blocks_.masked) {
+      Range all{rows_.size(), 0};
+      for (Index i = 0; i < rows_.size(); ++i)
+        if (row_keys_[i].begin < std::min(last, row_keys_[i].end) && first < row_keys_[i].end)
+          all = {std::min(all.begin, i), i + 1};
+      return all.empty() ? Range{} : all;
+    }
     const Range seen =
         blocks_.rows_that_see({keys_.begin + first, std::min(keys_.begin + last, keys_.end)});
     const Index begin = std::clamp(seen.begin, rows_.begin, rows_.end);
@@ -169,19 +189,50 @@ class BackwardState {
     std::fill_n(row_keys_, kMaxBackwardRows, Range{});
     for (Index i = 0; i < rows_.size(); ++i) {
       // Gradients of a row that saw nothing are zero, even if it was the scores that hid all keys.
-      if (lse_[i] != -kInfinity) row_keys_[i] = keys_seen_by(i, i);
-      all = all && row_keys_[i].size() == keys_.size();
+      if (lse_[i] != -kInfinity)
+        row_keys_[i] = blocks_.masked ? listed_keys(i) : keys_seen_by(i, i);
+      all = all && row_keys_[i].size() == keys_.size() && !seen_[i].words;
     }
     return all;
+  }
+
+  // Of row i by the lists, counted from the task's first key; seen_[i] is the same in the sequence.
+  Range listed_keys(Index i) {
+    const PackedRow row = row_[i];
+    seen_[i] = blocks_.reader.seen(row.query, row.head, keys_.begin / kMaskBlock);
+    const Index begin = std::clamp(seen_[i].keys.begin, keys_.begin, keys_.end);
+    return {begin - keys_.begin, std::clamp(seen_[i].keys.end, begin, keys_.end) - keys_.begin};
+  }
+  // Whether a bit hides the task's key j from row i, which is in its range.
+  bool hides(Index i, Index j) const { return seen_[i].hides(keys_.begin + j); }
+  // P and dS of hidden pairs become 0.
+  void clear_hidden(Index i, float* p, float* ds) const {
+    if (i >= rows_.size() || !seen_[i].words) return;
+    for (Index j = row_keys_[i].begin; j < row_keys_[i].end; ++j)
+      if (hides(i, j)) p[j] = ds[j] = 0.f;
+  }
+
+  // The block of rows sees nothing of the task's keys: the next block of keys may add to its sums.
+  void pass_on(Index row_block) const {
+    wait_for_turn(row_block);
+    end_turn(row_block);
+  }
+  void wait_for_turn(Index row_block) const {
+    std::atomic<int>& next_keys = task_.next_keys[row_block];
+    const int own = static_cast<int>(task_.key_block);
+    for (int now; (now = next_keys.load(std::memory_order_acquire)) != own;) next_keys.wait(now);
+  }
+  void end_turn(Index row_block) const {
+    std::atomic<int>& next_keys = task_.next_keys[row_block];
+    next_keys.store(static_cast<int>(task_.key_block) + 1, std::memory_order_release);
+    next_keys.notify_all();
   }
 
   // Calls add(dq, stride) for the sums of the block of rows once all keys before the task's have
   // been added. seen: the blocks of keys that these rows see.
   template <class Add>
   void add_in_order(Index row_block, Range seen, const Add& add) {
-    std::atomic<int>& next_keys = task_.next_keys[row_block];
-    const int own = static_cast<int>(task_.key_block);
-    for (int now; (now = next_keys.load(std::memory_order_acquire)) != own;) next_keys.wait(now);
+    wait_for_turn(row_block);
     const int stride = dq_stride(p_.head_dim);
     float* dq = task_.dq + rows_.begin * stride;
     if (seen.begin == task_.key_block) {
@@ -195,8 +246,7 @@ class BackwardState {
       for (Index i = 0; i < rows_.size(); ++i)
         store_row(dq + i * stride, p_.softmax_scale, p_.head_dim, p_.dq,
                   query_offset(p_.dq, row_[i]));
-    next_keys.store(own + 1, std::memory_order_release);
-    next_keys.notify_all();
+    end_turn(row_block);
   }
 };
 

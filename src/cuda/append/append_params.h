@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/kv_cache.hpp"
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 #include "cuda/quantize/params.h"
 #include "cuda/varlen/lengths.h"
 

@@ -9,6 +9,7 @@ namespace flash3::cuda {
 
 // Rows, keys, the mask's bounds and their sums are 32-bit in the kernels.
 inline constexpr int kMaxLength = 1 << 30;
+static_assert(kMaxLength <= BandOf<int>::kUnbounded);
 // Any size that kernels count in 32 bits is at most this, so that a tile fits behind it.
 inline constexpr int kMostCounted = kMaxLength - 256;
 FLASH3_HOST_DEVICE constexpr int clamped(int x, int least, int most) {
@@ -16,7 +17,20 @@ FLASH3_HOST_DEVICE constexpr int clamped(int x, int least, int most) {
 }
 
 using TileMask = MaskOf<int>;
-using TileMaskRule = MaskRuleOf<int>;
+using TileMaskRule = NarrowMaskRuleOf<int>;
+
+// The keys that a row sees: [first, end), also outside the tensor.
+struct RowKeys {
+  int first, end;
+};
+
+// What a query of a sequence with seq_k keys sees; mask: the sequence's.
+template <bool kBand>
+FLASH3_HOST_DEVICE constexpr RowKeys keys_of_row(const TileMask& mask, int seq_k, int row) {
+  if constexpr (!kBand) return {0, seq_k};
+  const int first = mask.first(row), end = mask.end(row);
+  return {first, seq_k < end ? seq_k : end};
+}
 
 // The sequences of a ragged batch are listed by a small kernel (varlen/varlen_schedule.cu) before
 // the kernels that compute on them, which read no length themselves.

@@ -44,17 +44,6 @@ struct HeadPack {
   FLASH3_HOST_DEVICE constexpr int head_of(int row) const { return row - query_of(row) * heads; }
 };
 
-constexpr bool divides_exactly() {
-  for (int heads = 1; heads <= HeadPack::kRows; ++heads) {
-    const HeadPack pack = HeadPack::of(heads);
-    for (int row = 0; row < HeadPack::kRows; ++row) {
-      if (pack.query_of(row) != row / heads || pack.head_of(row) != row % heads) return false;
-    }
-  }
-  return true;
-}
-static_assert(divides_exactly(), "the reciprocal is not precise enough");
-
 // See TileCounter in scheduler.cuh.
 struct TileCounterMemory {
   unsigned long long ticket;

@@ -2,8 +2,7 @@
 // A dtype of the interface as the kernels have it.
 #pragma once
 
-#include "cuda/device/kinds.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 #include "flash3/flash3.h"
 
 namespace flash3::cuda {

@@ -11,6 +11,13 @@ namespace flash3::cuda {
 
 inline SinkRow sink_row(const SinkView& view) { return {view.data, float_type(view.dtype)}; }
 
+inline RowOutput row_output(const LseView& view) {
+  return {view.data, view.stride_batch, view.stride_head};
+}
+inline RowOutputs row_outputs(const ForwardProblem& problem) {
+  return {row_output(problem.lse), row_output(problem.max_logits)};
+}
+
 // Whether all rows begin at multiples of so many bytes and are whole pieces of them.
 inline bool in_pieces(const TensorView& t, int element_bytes = 2, int piece_bytes = 16) {
   return reinterpret_cast<uintptr_t>(t.data) % piece_bytes == 0 &&

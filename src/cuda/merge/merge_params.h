@@ -2,7 +2,7 @@
 // What the merge kernel is launched with.
 #pragma once
 
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/plan.hpp"
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 #include "cuda/host/device_info.hpp"
 #include "cuda/host/launches.hpp"
 #include "cuda/quantize/params.h"

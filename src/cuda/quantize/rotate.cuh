@@ -5,9 +5,8 @@
 
 #include "cuda/device/ptx/compiler.cuh"
 #include "cuda/device/ptx/e4m3.cuh"
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/mma.cuh"
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/words.cuh"
 #include "cuda/quantize/elements.cuh"
 
 namespace flash3::cuda {

@@ -38,7 +38,7 @@ bool has_many_keys(const ForwardProblem& problem) {
 // counts. Without a cache asks_for_fp8_sums() keeps a call from them.
 bool is_decode(const ForwardProblem& problem) {
   if (is_latent(problem) || problem.tree.given) return true;
-  if (!has_few_queries(problem)) return false;
+  if (problem.mask_lists.given || !has_few_queries(problem)) return false;
   return reads_cache(problem) ||
          (decodes(problem) && !asks_for_fp8_sums(problem) && has_many_keys(problem));
 }
@@ -80,6 +80,15 @@ Status check_max_logits(const ForwardProblem& problem) {
       "float16 and bfloat16 keys only");
 }
 
+// FP8 kernels walk no lists.
+Status check_mask(const ForwardProblem& problem) {
+  if (!problem.mask_lists.given || !problem.has_fp8_keys()) return {};
+  return unsupported(
+      "mask is given but k and v are FP8, or become it; the hopper backend takes a mask for "
+      "float16 "
+      "and bfloat16 keys only");
+}
+
 Status plan_decode(const ForwardProblem& problem, const Device& device, Index most_queries,
                    Index likely_queries, size_t* workspace, ForwardSteps* steps) {
   return plan(problem, device, most_queries, likely_queries, workspace, &steps->decode.emplace());
@@ -110,6 +119,7 @@ Status plan(const ForwardProblem& problem, const Device& device, size_t* workspa
             ForwardSteps* steps) {
   FLASH3_CHECK(check_latent(problem));
   FLASH3_CHECK(check_max_logits(problem));
+  FLASH3_CHECK(check_mask(problem));
   steps->append = plan_append(problem, workspace);
   if (!problem.has_output()) return check_append_alone(problem);
   const auto decode_all = [&] {

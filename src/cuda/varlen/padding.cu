@@ -136,16 +136,9 @@ Status launch_fill_padding(const Padding& padding, void* stream) {
   }
   if (count == 0) return {};
 
-  cudaLaunchConfig_t launch{};
-  launch.gridDim =
-      dim3(unsigned(std::clamp<Index>(lines / kWarps, 1, kMostBlocks)), count,
-           unsigned(std::clamp<Index>(ceil_div(gaps, Index{kThreads}), 1, kMostGroups)));
-  launch.blockDim = dim3(kThreads);
-  launch.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute overlap = programmatic_launch();
-  launch.attrs = &overlap;
-  launch.numAttrs = 1;
-  return cuda_status(cudaLaunchKernelEx(&launch, fill_kernel, params),
+  const dim3 blocks(unsigned(std::clamp<Index>(lines / kWarps, 1, kMostBlocks)), count,
+                    unsigned(std::clamp<Index>(ceil_div(gaps, Index{kThreads}), 1, kMostGroups)));
+  return cuda_status(launch_overlapping(fill_kernel, blocks, kThreads, stream, params),
                      "launching the kernel that fills rows of no token");
 }
 

@@ -4,7 +4,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/key_parts.hpp"
+#include "cuda/device/key_splits.hpp"
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/host/cuda_status.hpp"
 #include "cuda/host/programmatic_launch.hpp"
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(VarlenScheduleParams par
     int tiles = 0, all;
     if (i < params.batch)
       tiles = params.rows[i].tiles * params.groups *
-              key_parts(params.rows[i].k_length, params.most_parts);
+              key_splits(params.rows[i].k_length, params.most_splits);
     Scan(scan).ExclusiveSum(tiles, tiles, all);
     if (i <= params.batch) params.first_tile[i] = before + tiles;
     before += all;
@@ -93,14 +93,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(VarlenScheduleParams par
 }  // namespace
 
 Status launch_varlen_schedule(const VarlenScheduleParams& params, void* stream) {
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(1);
-  launch.blockDim = dim3(kThreads);
-  launch.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute overlap = programmatic_launch();
-  launch.attrs = &overlap;
-  launch.numAttrs = 1;
-  return cuda_status(cudaLaunchKernelEx(&launch, list_kernel, params),
+  return cuda_status(launch_overlapping(list_kernel, dim3(1), kThreads, stream, params),
                      "launching the kernel that lists the sequences");
 }
 

@@ -29,9 +29,9 @@ struct VarlenScheduleParams {
   int group_step;
   int tiles_at_a_time;
 
-  // Of a split kernel: into how many parts at most the keys of a tile are split, which are listed
-  // one by one (device/key_parts.hpp); and its counters, which begin at 0.
-  int most_parts;
+  // Of a split kernel: into how many splits at most the keys of a tile are split, which are listed
+  // one by one (device/key_splits.hpp); and its counters, which begin at 0.
+  int most_splits;
   int* counters;
   int counter_count;
 

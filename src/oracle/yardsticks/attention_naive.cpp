@@ -127,18 +127,26 @@ class Head {
 // Hopper sums are those of its tensor cores; plainly in FP8 the probabilities as they are.
 enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
 
-// Called with batch, row, head, out and lse of the row.
 template <class Real>
-using Store = std::function<void(int64_t, int64_t, int64_t, const Real*, Real)>;
+struct RowResult {
+  const Real* out;
+  Real lse, largest;  // of the scores
+};
+
+// Called with batch, row, head and what the row has.
+template <class Real>
+using Store = std::function<void(int64_t, int64_t, int64_t, const RowResult<Real>&)>;
 
 // Computes rows and hands each to store.
 template <class Real>
 class RowGroup {
  public:
-  RowGroup(const ForwardProblem& problem, Precision precision, const Store<Real>& store)
+  RowGroup(const ForwardProblem& problem, Precision precision, const MaskPairs* pairs,
+           const Store<Real>& store)
       : problem_(problem),
         precision_(precision),
         store_(store),
+        pairs_(pairs),
         kv_(problem, precision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
         mask_(visible_keys(problem)) {
     for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
@@ -148,6 +156,7 @@ class RowGroup {
   void compute(int64_t batch, int64_t head, IndexRange rows) {
     const ForwardProblem& p = problem_;
     kv_.load(batch, head / p.queries_per_kv_head());
+    mask_ = visible_keys(p, pairs_, batch, head);
     const int64_t q_head = batch * p.q.stride_batch + head * p.q.stride_head;
     for (int64_t i = rows.begin; i < rows.end; ++i) {
       const Real scale = p.q_scale.at(batch, head, i / kScaleBlock);
@@ -162,7 +171,7 @@ class RowGroup {
 
     IndexRange seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
     const Real* weights[kRows];
-    Real lse[kRows];
+    Real lse[kRows], largest[kRows];
     for (int row = 0; row < rows.size(); ++row) {
       Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
       seen[row] = mask_.keys(rows.begin + row);
@@ -170,6 +179,7 @@ class RowGroup {
         s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
       mask_.for_each_hidden(rows.begin + row,
                             [&](int64_t j) { s[j] = -std::numeric_limits<Real>::infinity(); });
+      largest[row] = largest_of(s, seen[row]);
       const Real sink = static_cast<Real>(sink_of(p, head));
       if (precision_ == Precision::kFp8) {
         lse[row] = fp8_softmax(s, seen[row], sink);
@@ -194,7 +204,8 @@ class RowGroup {
         kv_.template weighted_sum<1>(weights, row, {seen[row].begin, seen_by_all.begin}, out_);
         kv_.template weighted_sum<1>(weights, row, {seen_by_all.end, seen[row].end}, out_);
       }
-      store_(batch, rows.begin + row, head, reinterpret_cast<const Real*>(out_[row]), lse[row]);
+      store_(batch, rows.begin + row, head,
+             {reinterpret_cast<const Real*>(out_[row]), lse[row], largest[row]});
     }
   }
 
@@ -211,48 +222,85 @@ class RowGroup {
   const ForwardProblem& problem_;
   const Precision precision_;
   const Store<Real>& store_;
+  const MaskPairs* const pairs_;
   Kv kv_;
-  const VisibleKeys mask_;
+  VisibleKeys mask_;
   std::vector<typename Kv::Vector> scores_[kRows];
   Real q_[kRows][kMaxScoreDim] = {};
   typename Kv::Vector out_[kRows][kMaxValueDim / Kv::kLanes];
 };
 
-void for_each_row_of_one_length(const ForwardProblem& p, Precision precision, int num_threads,
-                                const Store<float>& store) {
-  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup<float>(p, precision, store); });
+void for_each_row_of_one_length(const ForwardProblem& p, Precision precision, const MaskPairs* mask,
+                                int num_threads, const Store<float>& store) {
+  for_each_row_group<kRows>(p, num_threads,
+                            [&] { return RowGroup<float>(p, precision, mask, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
-void for_each_row(const ForwardProblem& p, Precision precision, int num_threads,
-                  const Store<float>& store) {
+void for_each_row(const ForwardProblem& p, Precision precision, const MaskPairs* mask,
+                  int num_threads, const Store<float>& store) {
   if (!p.is_ragged() && !p.tree.given)
-    return for_each_row_of_one_length(p, precision, num_threads, store);
+    return for_each_row_of_one_length(p, precision, mask, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
-    for_each_row_of_one_length(one_sequence(p, b), precision, num_threads,
-                               [&](int64_t, int64_t row, int64_t head, const float* out,
-                                   float lse) { store(b, row, head, out, lse); });
+    for_each_row_of_one_length(one_sequence(p, b), precision, nullptr, num_threads,
+                               [&](int64_t, int64_t row, int64_t head, const RowResult<float>& x) {
+                                 store(b, row, head, x);
+                               });
 }
 
-void naive(const ForwardProblem& p, Precision precision, int num_threads) {
-  const auto store = [&](int64_t batch, int64_t i, int64_t head, const float* out, float lse) {
+// The largest logits of rows, by way of which those of heads are made.
+class MaxLogits {
+ public:
+  explicit MaxLogits(const ForwardProblem& p) : p_(p), rows_(p.max_logits) {
+    if (!p.max_of_heads || !p.max_logits.data) return;
+    const Sequences& q = p.sequences_q;
+    const int64_t count = rows_in_batch(q, p.batch);
+    values_.assign(static_cast<size_t>(count * p.heads_q), kNothing);
+    rows_ = {values_.data(), true, q.packed ? 0 : q.rows, count};
+  }
+  void store(int64_t batch, int64_t row, int64_t head, float largest) {
+    if (rows_.data)
+      rows_.data[batch * rows_.stride_batch + head * rows_.stride_head + row] = largest;
+  }
+  void finish() const {
+    if (!p_.max_of_heads || !p_.max_logits.data) return;
+    for (int64_t h = 0; h < p_.heads_q; ++h)
+      p_.max_logits.data[h] =
+          largest_of(values_.data() + h * rows_.stride_head, {0, rows_.stride_head});
+  }
+
+ private:
+  static constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  const ForwardProblem& p_;
+  LseView rows_;
+  std::vector<float> values_;
+};
+
+void naive(const ForwardProblem& p, Precision precision, int num_threads,
+           const MaskPairs* mask = nullptr) {
+  MaxLogits max_logits(p);
+  const auto store = [&](int64_t batch, int64_t i, int64_t head, const RowResult<float>& x) {
     const int64_t row = rows_of(p.sequences_q, batch).first + i;
     const int64_t first =
         batch * p.out.stride_batch + row * p.out.stride_seq + head * p.out.stride_head;
-    for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.out_dtype, first + d, out[d]);
-    if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = lse;
+    for (int d = 0; d < p.head_dim_v; ++d)
+      store_float(p.out.data, p.out_dtype, first + d, x.out[d]);
+    if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = x.lse;
+    max_logits.store(batch, row, head, x.largest);
   };
-  for_each_row(p, precision, num_threads, store);
+  for_each_row(p, precision, mask, num_threads, store);
+  max_logits.finish();
 }
 
 }  // namespace
 
-void attention_naive(const ForwardProblem& p, int num_threads) {
-  if (p.has_cache() || p.rotates) return attention_naive(GatheredCache(p).problem(), num_threads);
+void attention_naive(const ForwardProblem& p, int num_threads, const MaskPairs* mask) {
+  if (p.has_cache() || p.rotates)
+    return attention_naive(GatheredCache(p).problem(), num_threads, mask);
   switch (p.dtype) {
-    case FLASH3_FLOAT32: return naive(p, Precision::kExact, num_threads);
-    case FLASH3_FLOAT8_E4M3: return naive(p, Precision::kFp8, num_threads);
-    default: return naive(p, Precision::kRounded, num_threads);
+    case FLASH3_FLOAT32: return naive(p, Precision::kExact, num_threads, mask);
+    case FLASH3_FLOAT8_E4M3: return naive(p, Precision::kFp8, num_threads, mask);
+    default: return naive(p, Precision::kRounded, num_threads, mask);
   }
 }
 

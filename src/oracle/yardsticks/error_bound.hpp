@@ -22,6 +22,9 @@
 // (cuda/device/score/softcap.hpp) and may take up to 2⁻²⁸ of the largest weight from each of the
 // others.
 //
+// The largest score of a row errs by E without the sink, which is none; that of a head by what lies
+// between it and the largest score + E of its rows.
+//
 // lse = m + log l:  E for the scores, γ(keys) and 16ε for l and the 2-ulp exp2 and log2 in it, 4ε
 // of |lse| and log(keys) for the sum and the change of base. The sink is one more key.
 //

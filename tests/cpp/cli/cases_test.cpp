@@ -171,6 +171,53 @@ TEST(CaseTable, CacheCasesReadBackAndAreMixed) {
   EXPECT_EQ(kv8.scales_of(TensorName::kV), Scales::kTensor);
 }
 
+TEST(CaseId, AddedTensorsAreNamedByTheirShape) {
+  const std::string dense = "bf16/b2/q9/k17/h4x2/d24/causal";
+  for (const std::string shape : {"heads", "rows"}) {
+    const std::string id = dense + "/softcap20/max_logits=" + shape;
+    const Case c = parsed(id);
+    EXPECT_EQ(to_id(c), id);
+    const ForwardTensors t = make_forward_tensors(c);
+    const flash3_tensor& view = t.extra.added[0].view;
+    EXPECT_EQ(view.dtype, FLASH3_FLOAT32);
+    EXPECT_EQ(view.ndim, shape == "rows" ? 3 : 1);
+    EXPECT_EQ(view.shape[view.ndim - 1], shape == "rows" ? 9 : 4);
+    const flash3_forward_params question = make_question(c);
+    EXPECT_EQ(question.max_logits.ndim, view.ndim);
+  }
+  EXPECT_EQ(make_forward_tensors(parsed(dense)).extra.added[0].view.ndim, 0);
+  for (const char* bad :
+       {"max_logits", "max_logits=", "max_logits=1", "max_logits=tokens", "=rows"})
+    EXPECT_NE(error_of(dense + "/" + bad).find("an option"), std::string::npos) << bad;
+}
+
+// In each shape, over all that it may go with.
+TEST(CaseTable, AddedTensorsGoWithEveryKindOfCall) {
+  const auto dtypes = dtypes_of(FLASH3_BACKEND_CPU);
+  std::set<int64_t> dense, ragged, cache, softcaps, windows, sinks, latent, trees;
+  for (const auto& table :
+       {case_table(Level::kQuick, dtypes), ragged_case_table(Level::kQuick, dtypes),
+        cache_case_table(Level::kQuick, dtypes)}) {
+    const std::vector<Case> with = with_added_tensors(table);
+    EXPECT_GT(with.size(), table.size() + table.size() / 20);
+    EXPECT_TRUE(std::equal(table.begin(), table.end(), with.begin()));
+    for (size_t i = table.size(); i < with.size(); ++i) {
+      const Case& c = with[i];
+      EXPECT_TRUE(parsed(to_id(c)) == c) << to_id(c);
+      const int64_t shape = c.added["max_logits"];
+      (c.has_cache() ? cache : c.is_ragged() ? ragged : dense).insert(shape);
+      if (c.softcap > 0) softcaps.insert(shape);
+      if (c.window) windows.insert(shape);
+      if (c.sink != Sink::kNone) sinks.insert(shape);
+      if (c.latent || c.qv) latent.insert(shape);
+      if (c.tree) trees.insert(shape);
+    }
+  }
+  const std::set<int64_t> both{1, 2};
+  for (const auto* seen : {&dense, &ragged, &cache, &softcaps, &windows, &sinks, &latent, &trees})
+    EXPECT_EQ(*seen, both);
+}
+
 // Rows that hold no key have the fill pattern before the call, those that it writes too.
 TEST(CacheCase, RowsWithoutAKeyHoldTheFillPattern) {
   HostMemory memory;

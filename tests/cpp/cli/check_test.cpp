@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "../parsed.hpp"
@@ -116,6 +119,92 @@ TEST(LseCheck, HoldsEachRowToItsBound) {
   EXPECT_NE(check_lse(got.view, ref).failure, "");
   g[0] = 8, g[1] = -1000;
   EXPECT_NE(check_lse(got.view, ref).failure, "");
+}
+
+// A result besides out and lse, as the checks of a forward call find it.
+class AddedCheck : public testing::Test {
+ protected:
+  // Whether the value at [head, row] = [1, 2], or of head 1, may be this, and why not.
+  std::string failure(const char* id, float value) const {
+    const Case c = parsed(id);
+    const bool of_heads = c.added.shape_of(*find_field<flash3_forward_params>(kName)) == "heads";
+    const GuardedTensor got =
+        of_heads ? make_vector(FLASH3_FLOAT32, 2) : make_lse(1, 2, 3, Layout::kPadded);
+    const flash3_tensor& t = got.view;
+    auto* const data = static_cast<float*>(t.data);
+    if (of_heads) {
+      data[0] = 5, data[1] = value;
+    } else {
+      for (int64_t i = 0; i < 6; ++i) data[i / 3 * t.stride[1] + i % 3] = 5;
+      data[t.stride[1] + 2] = value;
+    }
+    ExpectedForward expected = expected_;
+    ReferenceValues& ref = expected.ref.added[kName];
+    ref = {std::vector<double>(of_heads ? 2 : 6, 5.0), std::vector<float>(of_heads ? 2 : 6, 0.25f)};
+    ref.values.back() = ref_;
+    if (naive_) {
+      GuardedTensor& naive = expected.naive_extra.added[0];
+      naive = clone(got);
+      auto* const last = static_cast<float*>(naive.view.data);
+      last[of_heads ? 1 : t.stride[1] + 2] = *naive_;
+    }
+    CheckResult result;
+    check_forward(c, {{kName, &got}}, expected, &result);
+    EXPECT_EQ(result.added.size(), 1u);
+    return result.failure;
+  }
+
+  static constexpr const char* kName = "max_logits";
+  static constexpr const char* kRows = "bf16/b1/q3/k4/h2/d8/full/max_logits=rows";
+  static constexpr const char* kHeads = "bf16/b1/q3/k4/h2/d8/full/max_logits=heads";
+  ExpectedForward expected_;
+  double ref_ = 5;
+  std::optional<float> naive_;
+};
+
+TEST_F(AddedCheck, HoldsEachValueToItsBound) {
+  for (const char* id : {kRows, kHeads}) {
+    EXPECT_EQ(failure(id, 5.25f), "") << id;
+    EXPECT_NE(failure(id, 5.5f).find(id == kRows ? "max_logits[0, 1, 2]: got 5.5, ref 5"
+                                                 : "max_logits[1]: got 5.5, ref 5"),
+              std::string::npos)
+        << failure(id, 5.5f);
+    EXPECT_NE(failure(id, -std::numeric_limits<float>::infinity()), "") << id;
+    EXPECT_NE(failure(id, std::numeric_limits<float>::quiet_NaN()), "") << id;
+    EXPECT_NE(failure(id, std::bit_cast<float>(0xFFFFFFFFu)).find("was not written"),
+              std::string::npos);
+  }
+}
+
+TEST_F(AddedCheck, WantsInfinitiesInTheirPlacesAndNothingOfNaN) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const char* id : {kRows, kHeads}) {
+    ref_ = -kInf;
+    EXPECT_EQ(failure(id, -inf), "") << id;
+    for (const float wrong : {0.f, -1e30f, inf}) EXPECT_NE(failure(id, wrong), "") << id;
+    ref_ = kNaN;
+    for (const float any : {0.f, inf, -inf}) EXPECT_EQ(failure(id, any), "") << id;
+    EXPECT_NE(failure(id, std::bit_cast<float>(0xFFFFFFFFu)), "") << id;
+  }
+}
+
+// The plain implementation's error counts where the call makes FP8 of its tensors, and only there.
+TEST_F(AddedCheck, KnowsThatQuantizingErrs) {
+  for (const std::string id : {kRows, kHeads}) {
+    naive_ = 6.f;
+    EXPECT_EQ(failure((id + "/fp8").c_str(), 7.25f), "") << id;
+    EXPECT_NE(failure((id + "/fp8").c_str(), 7.5f), "") << id;
+    EXPECT_NE(failure(id.c_str(), 5.5f), "") << id;
+    naive_ = 5.f;
+    EXPECT_NE(failure((id + "/fp8").c_str(), 6.f), "") << id;
+  }
+}
+
+TEST_F(AddedCheck, FailsWithoutAReference) {
+  const GuardedTensor got = make_vector(FLASH3_FLOAT32, 2);
+  CheckResult result;
+  check_forward(parsed(kHeads), {{kName, &got}}, expected_, &result);
+  EXPECT_NE(result.failure.find("the oracle has no value of it"), std::string::npos);
 }
 
 // Right results of a case, and its oracle.

@@ -36,7 +36,8 @@ TEST(RandomCase, IsNamedByItsIdAndDrawnAgain) {
 // What no change of the generator may leave unsaid: the ids of an old log mean nothing otherwise.
 TEST(RandomCase, IsTheSameOnEveryMachine) {
   EXPECT_EQ(to_id(random_case(1, 0)),
-            "bf16/b23/q38/k53/h4/d72/causal/seed650692/empty/packedk/usedq/outbf16/fp8");
+            "bf16/b23/q38/k53/h4/d72/causal/seed650692/empty/packedk/usedq/max_logits=rows/"
+            "outbf16/fp8");
   EXPECT_EQ(to_id(random_case(1, 1000)),
             "bf16/b6/q603/k2/h5x1/d64x45/full/outliers/seed228847/edges/packed/fill/bwd/gradfp32");
 }
@@ -58,6 +59,8 @@ TEST(RandomCase, CoversEveryOption) {
   std::set<std::tuple<bool, bool, bool, bool, bool, bool>> flags;
   std::set<int> sums;
   std::set<std::pair<bool, bool>> filled;  // of backward cases, and of those on a cache
+  std::set<std::tuple<int64_t, bool, bool, bool>> logits;  // on a cache, of FP8 keys, with qv
+  int64_t with_logits = 0, forward = 0;
   int64_t quick = 0, long_fp8 = 0, shared_keys = 0;
   for (uint64_t i = 0; i < kDraws; ++i) {
     const Case c = random_case(3, i);
@@ -84,6 +87,11 @@ TEST(RandomCase, CoversEveryOption) {
     if (c.quantize) rotations.insert({c.rotate, c.rotary});
     latent.insert({c.latent, c.qv});
     if (c.fill) filled.insert({c.backward, c.has_cache()});
+    const int64_t of_logits = c.added["max_logits"];
+    const bool has_fp8_keys = c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3;
+    if (of_logits != 0) logits.insert({of_logits, c.has_cache(), has_fp8_keys, c.qv});
+    EXPECT_TRUE(of_logits == 0 || (!c.backward && !c.quantize)) << to_id(c);
+    with_logits += of_logits != 0, forward += !c.backward && !c.quantize;
     flags.insert({c.want_lse, c.max_known, c.front > 0, c.softcap > 0, c.softmax_scale > 0, c.fp8});
     sums.insert(c.sums);
     quick += flops(c) < 1e7;
@@ -131,6 +139,8 @@ TEST(RandomCase, CoversEveryOption) {
   EXPECT_EQ(rotations.size(), 6u);
   EXPECT_GT(flags.size(), 30u);
   EXPECT_EQ(filled.size(), 3u);
+  EXPECT_EQ(logits.size(), 2u * 2 * 3);  // qv has no FP8 keys
+  EXPECT_GT(with_logits, forward / 5);
   EXPECT_GT(quick, int64_t(kDraws) / 2);
   EXPECT_GT(long_fp8, int64_t(kDraws) / 500);
   EXPECT_GT(shared_keys, int64_t(kDraws) / 1000);

@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-#include "core/mask.hpp"
+#include "core/mask_rule.hpp"
 
 namespace flash3 {
 namespace {

@@ -93,6 +93,10 @@ class PickyBackend : public Backend {
   Status plan(const BackwardProblem&, PlanPointer<BackwardProblem>*) const override { return {}; }
   Status plan(const QuantizeProblem&, PlanPointer<QuantizeProblem>*) const override { return {}; }
   Status plan(const MergeProblem&, PlanPointer<MergeProblem>*) const override { return {}; }
+  Status make_mask(const MaskProblem&) const override { return {}; }
+  Status read_mask_counts(const MaskShape&, const void*, void*, MaskCounts*) const override {
+    return {};
+  }
   Status fill_padding(const Padding&, void*) const override { return {}; }
   Status max_of_rows(const LseView&, int64_t, int64_t, const LseView&, void*) const override {
     return {};

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/fields.hpp"
 #include "flash3/plan.h"
 
 namespace flash3::test {
@@ -182,6 +183,20 @@ TEST_F(KeptPlanTest, RefusesWhateverElseDiffers) {
   expect_refused([](auto& p) { p.out.data = nullptr; },
                  "out.data is null but out has elements; only a tensor with a size of 0 needs no "
                  "memory");
+}
+
+TEST_F(KeptPlanTest, RefusesEachOptionThatDiffers) {
+  int options = 0;
+  for (const ParamField& field : FieldsOf<flash3_forward_params>::kFields) {
+    if (!field.is_option()) continue;
+    ++options;
+    flash3_forward_params p = params_;
+    reinterpret_cast<unsigned char*>(&p)[field.offset] ^= 1;
+    EXPECT_EQ(flash3_forward_run(plan_, &p), FLASH3_INVALID_ARGUMENT) << field.name;
+    EXPECT_EQ(std::string(flash3_last_error()).find(std::string(field.name) + " = "), 0u)
+        << flash3_last_error();
+  }
+  EXPECT_GT(options, 15);
 }
 
 TEST_F(KeptPlanTest, IsRunByManyThreadsAtOnce) {

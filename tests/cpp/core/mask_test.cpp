@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mask with chunks, and its tile ranges, against brute force over the definition in flash3.h;
 // and without chunks against the band.
-#include "core/mask.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <limits>
 #include <random>
 #include <vector>
+
+#include "core/mask_rule.hpp"
 
 namespace flash3 {
 namespace {
@@ -94,6 +94,52 @@ void expect_exact_ranges(const Mask& mask, Index row_count, Index columns, Index
       ASSERT_EQ(full.begin <= t && t < full.end, all && whole) << "tile " << t;
     }
   }
+}
+
+// A kernel's rule has other bounds than the caller's where there is none.
+TEST_F(MaskProperty, KernelsSeeTheSame) {
+  using Narrow = MaskOf<int>;
+  constexpr int kLongest = BandOf<int>::kUnbounded;
+  for (int n = 0; n < 4000; ++n) {
+    const Sample s = draw();
+    const int seq_q = int(s.seq_q), seq_k = int(s.seq_k);
+    const auto mask = Narrow::make(seq_q, seq_k, s.rule.narrowed(kLongest)),
+               transposed = mask.transposed();
+    for (int i = 0; i < seq_q; ++i)
+      for (int j = 0; j < seq_k; ++j) {
+        const bool expected = defined_to_see(i, j, s.seq_q, s.seq_k, s.rule);
+        ASSERT_EQ(mask.sees(i, j), expected) << i << " " << j << " chunk " << s.rule.chunk;
+        ASSERT_EQ(transposed.sees(j, i), expected) << i << " " << j << " chunk " << s.rule.chunk;
+      }
+  }
+}
+
+// No sum of theirs and no distance from a column leaves 32 bits, and no bound that is none falls
+// among the rows or columns of the longest sequences, or of the tiles that their last ones lie in.
+TEST(Mask, KernelsBoundsOfTheLongestSequencesDoNotOverflow) {
+  constexpr int kMax = BandOf<int>::kUnbounded - 256, kTile = 191;
+  const auto check = [](int seq_q, int seq_k, const MaskRule& rule) {
+    const auto mask = MaskOf<int>::make(seq_q, seq_k, rule.narrowed(BandOf<int>::kUnbounded));
+    const Mask exact = Mask::make(seq_q, seq_k, rule);
+    const auto same = [](const auto& narrow, const Mask& wide, int rows, int columns) {
+      for (const int i : {0, rows / 2, rows - 1, rows + kTile}) {
+        const auto in_tensor = [&](auto x) { return std::clamp<Index>(x, 0, columns + kTile); };
+        EXPECT_EQ(in_tensor(narrow.first(i)), in_tensor(wide.first(i))) << i;
+        EXPECT_EQ(in_tensor(narrow.end(i)), in_tensor(wide.end(i))) << i;
+        EXPECT_GE(narrow.first(i) - Index(columns), std::numeric_limits<int>::min()) << i;
+      }
+    };
+    same(mask, exact, seq_q, seq_k);
+    same(mask.transposed(), exact.transposed(), seq_k, seq_q);
+  };
+  for (const bool top_left : {false, true})
+    for (const Index left : {Index{-1}, Index{0}, Index{kMax - 1}, Index{1} << 31})
+      for (const Index right : {Index{-1}, Index{0}, Index{kMax - 1}, Index{1} << 31})
+        for (const auto& [seq_q, seq_k] : {std::pair{kMax, kMax}, {1, kMax}, {kMax, 1}, {7, 5}}) {
+          SCOPED_TRACE(testing::Message()
+                       << top_left << " " << left << " " << right << " " << seq_q << " " << seq_k);
+          check(seq_q, seq_k, {left, right, 0, top_left});
+        }
 }
 
 TEST_F(MaskProperty, KeysAndTilesAreExact) {
@@ -183,7 +229,8 @@ TEST(Mask, RangesOfTheLargestProblemDoNotOverflow) {
 
 // As kernels have it: a rule in 32 bits, of lengths below 100.
 constexpr auto kNarrow = MaskRule{1 << 20, 3, 1 << 20, true}.narrowed(100);
-static_assert(kNarrow.window_left == -1 && kNarrow.window_right == 3 && kNarrow.chunk == 100);
+static_assert(kNarrow.window_left == BandOf<int>::kUnbounded && kNarrow.window_right == 3 &&
+              kNarrow.chunk == 100);
 static_assert(MaskOf<int>::make(10, 4, kNarrow).sees(0, 3) && kNarrow.shift(10, 4) == 0);
 
 // Usable in constant expressions, as device code needs.

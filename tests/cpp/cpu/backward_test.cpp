@@ -70,7 +70,9 @@ struct Backward {
 
   // What is wrong with dq, dk and dv; "" if nothing is.
   std::string error() const {
-    return check_gradients(c, tensors.views(), attention_backward_ref(problem, 1)).failure();
+    return check_gradients(c, tensors.views(),
+                           attention_backward_ref(problem, 1, tensors.extra.mask_pairs()))
+        .failure();
   }
 };
 

@@ -58,6 +58,9 @@ TEST_P(Forward, OracleIsTheDefinition) {
   const DefinedForward definition = define_forward(params);
   expect_same("out", oracle.out, definition.out);
   expect_same("lse", oracle.lse, definition.lse);
+  if (!definition.max_logits.empty())
+    expect_same("max_logits", oracle.added.at("max_logits").values, definition.max_logits);
+  EXPECT_EQ(oracle.added.size(), c.added["max_logits"] != 0 ? 1u : 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -83,7 +86,15 @@ INSTANTIATE_TEST_SUITE_P(
                     "e4m3/b2/q140/k300/h4x2/d16/causal/blockscales",
                     "e4m3/b2/q40/k30/h4x2/d16/full/headscales",
                     "e4m3/b1/q40/k30/h2/d16/full/onescale",
-                    "e4m3/b4/q150/k150/h2x1/d16/causal/random/packed/blockscales"));
+                    "e4m3/b4/q150/k150/h2x1/d16/causal/random/packed/blockscales",
+                    "fp32/b2/q17/k9/h6x2/d24x40/causal/max_logits=rows",
+                    "bf16/b2/q9/k30/h6x2/d16/w5:3/softcap20/sink/max_logits=heads",
+                    "fp16/b5/q20/k30/h4x2/d16/causal/random/packed/front3/max_logits=rows",
+                    "fp32/b5/q20/k30/h4x2/d16/causal/random/used/sink/max_logits=heads",
+                    "fp16/b4/q9/k30/h4x1/d24x40/causal/random/packed/qv/max_logits=heads",
+                    "fp32/b5/q40/k60/h4x2/d16/full/random/packed/tree/max_logits=rows",
+                    "fp32/b2/q9/k0/h2/d16/full/max_logits=heads",
+                    "e4m3/b2/q140/k300/h4x2/d16/causal/blockscales/max_logits=rows"));
 
 class Backward : public testing::TestWithParam<const char*> {};
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/pointers.hpp"
@@ -28,6 +29,7 @@ constexpr int64_t kNever = INT64_MAX;
 std::atomic<int64_t> requests{0}, first_refused{kNever}, last_refused{kNever};
 std::atomic<bool> is_watched{false};
 std::atomic<int64_t> refused_threads{0};
+std::atomic<int64_t> requested_bytes{0};
 
 bool is_refused() {
   if (!is_watched) return false;
@@ -37,6 +39,7 @@ bool is_refused() {
 
 void* allocate(size_t size, size_t alignment) {
   void* memory = nullptr;
+  if (is_watched) requested_bytes += static_cast<int64_t>(size);
   if (is_refused() || posix_memalign(&memory, alignment, size) != 0) return nullptr;
   return memory;
 }
@@ -153,6 +156,20 @@ flash3_status run_call(const flash3_forward_params& p) { return flash3_forward(&
 flash3_status run_call(const flash3_backward_params& p) { return flash3_backward(&p); }
 flash3_status run_call(const flash3_quantize_params& p) { return flash3_quantize(&p); }
 flash3_status run_call(const flash3_merge_params& p) { return flash3_merge(&p); }
+// In the workspace that the params have, which is given or refused.
+void* give(size_t, void* workspace) { return is_refused() ? nullptr : workspace; }
+flash3_status run_allocating(const flash3_forward_params& p) {
+  return flash3_forward_allocating(&p, give, p.workspace);
+}
+flash3_status run_allocating(const flash3_backward_params& p) {
+  return flash3_backward_allocating(&p, give, p.workspace);
+}
+flash3_status run_allocating(const flash3_quantize_params& p) {
+  return flash3_quantize_allocating(&p, give, p.workspace);
+}
+flash3_status run_allocating(const flash3_merge_params& p) {
+  return flash3_merge_allocating(&p, give, p.workspace);
+}
 flash3_status make_plan(const flash3_forward_params& p, flash3_plan** plan) {
   return flash3_forward_plan(&p, plan);
 }
@@ -178,7 +195,18 @@ flash3_status run_plan(const flash3_plan* plan, const flash3_merge_params& p) {
   return flash3_merge_run(plan, &p);
 }
 
-// The call, a plan made and run, and a run of a plan that is there.
+// The same of a plan that is made for one call.
+template <class Params>
+flash3_status run_by_plan(const Params& params) {
+  flash3_plan* plan = nullptr;
+  flash3_status status = make_plan(params, &plan);
+  EXPECT_EQ(status == FLASH3_OK, plan != nullptr);
+  if (status == FLASH3_OK) status = run_plan(plan, params);
+  flash3_plan_destroy(plan);
+  return status;
+}
+
+// The call, the call that asks for its workspace, and a plan made and run.
 template <class P, class Args>
 void expect_all_or_nothing(Args args) {
   args.backend = FLASH3_BACKEND_CPU;
@@ -196,14 +224,9 @@ void expect_all_or_nothing(Args args) {
 
   expect_all_or_nothing(written, [&] { return run_call(params); });
   written.set(before);
-  expect_all_or_nothing(written, [&] {
-    flash3_plan* plan = nullptr;
-    flash3_status status = make_plan(params, &plan);
-    EXPECT_EQ(status == FLASH3_OK, plan != nullptr);
-    if (status == FLASH3_OK) status = run_plan(plan, params);
-    flash3_plan_destroy(plan);
-    return status;
-  });
+  expect_all_or_nothing(written, [&] { return run_allocating(params); });
+  written.set(before);
+  expect_all_or_nothing(written, [&] { return run_by_plan(params); });
 }
 
 constexpr int64_t kBatch = 2, kSeq = 160, kHeadsQ = 4, kHeadsK = 2, kDim = 32;
@@ -291,6 +314,32 @@ TEST_F(Faults, OfForwardCalls) {
   for (Tensor* t : {&split.k, &split.v})
     *t = tensor(memory(20000 * kHeadsK * kDim * 4), FLASH3_FLOAT32, {1, 20000, kHeadsK, kDim});
   expect_all_or_nothing<ForwardProblem>(split);
+}
+
+// Host memory that a call asks for: (how often, how much).
+template <class Run>
+std::pair<int64_t, int64_t> asked_for(const Run& run) {
+  first_refused = kNever, last_refused = kNever, requests = 0, requested_bytes = 0;
+  is_watched = true;
+  const flash3_status status = run();
+  is_watched = false;
+  EXPECT_EQ(status, FLASH3_OK) << flash3_last_error();
+  return {requests, requested_bytes};
+}
+
+TEST_F(Faults, ACallThatAsksForItsWorkspaceKeepsNothing) {
+  Forward f = dense();
+  f.backend = FLASH3_BACKEND_CPU, f.num_threads = 1;
+  ASSERT_EQ(workspace(f), 0u);
+  const auto params = f.params();
+  const auto plain = asked_for([&] { return run_call(params); });
+  EXPECT_EQ(asked_for([&] { return run_allocating(params); }), plain);
+  // Beside it a plan, which has the params and the problem once each.
+  const auto kept = asked_for([&] { return run_by_plan(params); });
+  constexpr int64_t kBoth = sizeof(flash3_forward_params) + sizeof(ForwardProblem);
+  EXPECT_EQ(kept.first, plain.first + 1);
+  EXPECT_GE(kept.second, plain.second + kBoth);
+  EXPECT_LT(kept.second, plain.second + kBoth + static_cast<int64_t>(sizeof(ForwardProblem)));
 }
 
 TEST_F(Faults, OfACallThatQuantizesFirst) {

@@ -113,9 +113,10 @@ inline void check_case(const cases::Case& c, int num_threads) {
   if (needs_naive(c)) {
     naive = cases::make_forward_tensors(c);
     attention_naive(to_problem(cases::make_params(c, t.q.view, t.k.view, t.v.view, naive.out.view,
-                                                  naive.lse.view, t.extra.views())));
+                                                  naive.lse.view, t.extra.views())),
+                    0, t.extra.mask_pairs());
   }
-  const ReferenceForward ref = attention_ref(problem);
+  const ReferenceForward ref = attention_ref(problem, 0, t.extra.mask_pairs());
   const cases::ForwardTensors untouched = t;
 
   for (const TestTarget& target : test_targets(problem.dtype)) {

@@ -28,7 +28,7 @@ PlannedForward plan_of(const ForwardProblem& problem) {
 PlannedForward plan_of(const std::string& id) { return plan_of(problem_of(id)); }
 
 // Kernels that look keys up in a table, under any mask, and ordinary ones where there is none; with
-// so many heads that no split kernel takes the call (key_parts_test.cpp).
+// so many heads that no split kernel takes the call (key_splits_test.cpp).
 TEST(CachePlan, TakesPagedKernelsWhereATableLeadsToTheKeys) {
   const auto kernel = [](const std::string& rest) {
     return plan_of("bf16/b2/q200/k300/h64x16/" + rest).kernel->id;
@@ -255,10 +255,10 @@ TEST(KeyPages, WithoutATableASequenceHasItsOwnElement) {
   ListedSequence s{};
   s.batch = 3, s.k_first = 40, s.k_length = 300;
   for (const int key : {0, 128, 256}) {
-    EXPECT_EQ(none.row_of_key<true>(rows, s, key), 3 * 700 + 40 + key);
-    EXPECT_EQ(none.rows_left(s, key), std::min(128, 300 - key));
+    EXPECT_EQ(row_of_key<true>(none, rows, s, key), 3 * 700 + 40 + key);
+    EXPECT_EQ(rows_left(none, s, key), std::min(128, 300 - key));
   }
-  EXPECT_EQ(none.row_of_key<true>(rows, s, 384), 0) << "behind the last key";
+  EXPECT_EQ(row_of_key<true>(none, rows, s, 384), 0) << "behind the last key";
 }
 
 // What runs a call follows from max_seqlen_q, heads and mask: not from the batch, nor from how many
@@ -363,7 +363,7 @@ TEST(KeyPages, BoxesHoldTheKeysOfTheCore) {
     ASSERT_GT(pages.box_rows, 0);
     const int total = (elements - 1) * rows.rows_per_batch + int(cache.page_size);
     for (int key = 0; key < s.k_length + 3 * kTileN; key += pages.box_rows) {
-      const int row = pages.row_of_key(rows, s, key), left = pages.rows_left(s, key);
+      const int row = row_of_key(pages, rows, s, key), left = rows_left(pages, s, key);
       ASSERT_EQ(left, std::clamp(s.k_length - key, 0, pages.box_rows));
       ASSERT_TRUE(row >= 0 && row + left <= total) << "TMA would read the box as zeros";
       for (int r = 0; r < left; ++r) {

@@ -11,7 +11,7 @@
 
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
-#include "cuda/sm90/decode/shares.hpp"
+#include "cuda/sm90/decode/block_splits.hpp"
 #include "cuda/varlen/lengths.hpp"
 #include "planned_steps.hpp"
 
@@ -286,25 +286,25 @@ TEST(DecodeWork, CutsAreEven) {
 }
 
 // What blocks leave in their slots, as the consumers do it (consume.cuh): which splits of the item.
-std::map<int, std::pair<int, int>> stored_slots(const BlockShare& share, int splits, int slots) {
+std::map<int, std::pair<int, int>> stored_slots(const BlockSplits& own, int splits, int slots) {
   std::map<int, std::pair<int, int>> stored;
-  if (share.begin == share.end) return stored;
-  const int last = share.end == splits ? share.end : share.end / kSplitsPerFold * kSplitsPerFold;
-  if (share.is_first) {
+  if (own.begin == own.end) return stored;
+  const int last = own.end == splits ? own.end : own.end / kSplitsPerFold * kSplitsPerFold;
+  if (own.is_first) {
     if (last > 0) stored[slots - kFirstFoldsSlot] = {0, last};
-    if (last < share.end) stored[slots - kBegunFoldSlot] = {last, share.end};
+    if (last < own.end) stored[slots - kBegunFoldSlot] = {last, own.end};
     return stored;
   }
-  int slot = 0, at = share.begin;
-  for (; at < share.end && at % kSplitsPerFold != 0; ++at) stored[slot++] = {at, at + 1};
-  for (; at < share.end; at += kSplitsPerFold)
-    stored[slot++] = {at, std::min(at + kSplitsPerFold, share.end)};
+  int slot = 0, at = own.begin;
+  for (; at < own.end && at % kSplitsPerFold != 0; ++at) stored[slot++] = {at, at + 1};
+  for (; at < own.end; at += kSplitsPerFold)
+    stored[slot++] = {at, std::min(at + kSplitsPerFold, own.end)};
   return stored;
 }
 
 // However blocks cut an item: each merges what lies in order one behind the other, what is stored
 // is read once, by a block that does not lie in front, and the item is the whole of it.
-TEST(DecodeWork, BlocksMergeAllPartsInOrder) {
+TEST(DecodeWork, BlocksMergeAllPartialsInOrder) {
   std::mt19937 random(9);
   const auto draw = [&](int least, int most) {
     return std::uniform_int_distribution<int>(least, most)(random);
@@ -317,19 +317,19 @@ TEST(DecodeWork, BlocksMergeAllPartsInOrder) {
     for (int n = draw(1, draw(0, 1) ? 3 : 40); n > 0; --n) cuts.push_back(draw(0, all));
     std::ranges::sort(cuts);
     cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-    std::vector<BlockShare> shares;
+    std::vector<BlockSplits> of_blocks;
     std::map<int, std::pair<int, int>> stored;  // number among all slots
     for (size_t b = 0; b + 1 < cuts.size(); ++b) {
-      shares.push_back(BlockShare::of({before, before + splits}, b == 0, cuts[b], cuts[b + 1]));
-      for (const auto& [slot, of] : stored_slots(shares.back(), splits, slots))
+      of_blocks.push_back(BlockSplits::of({before, before + splits}, b == 0, cuts[b], cuts[b + 1]));
+      for (const auto& [slot, of] : stored_slots(of_blocks.back(), splits, slots))
         EXPECT_TRUE(stored.emplace(int(b) * slots + slot, of).second);
     }
-    if (shares.size() == 1) continue;
+    if (of_blocks.size() == 1) continue;
     // Takes the slots that a block merges, and returns what they hold together.
     const auto take = [&](int reader, const auto& slots_of) {
       std::pair<int, int> whole{-1, -1};
-      for (int b = 0; b < int(shares.size()); ++b) {
-        const BlockSlots own = slots_of(shares[size_t(b)]);
+      for (int b = 0; b < int(of_blocks.size()); ++b) {
+        const BlockSlots own = slots_of(of_blocks[size_t(b)]);
         std::vector<int> list;
         if (own.lone >= 0) list.push_back(own.lone);
         for (int n = 0; n < own.count; ++n) list.push_back(own.first + n);
@@ -348,14 +348,14 @@ TEST(DecodeWork, BlocksMergeAllPartsInOrder) {
       }
       return whole;
     };
-    const int folds = ceil_div(splits, kSplitsPerFold), last = int(shares.size()) - 1;
+    const int folds = ceil_div(splits, kSplitsPerFold), last = int(of_blocks.size()) - 1;
     int merged_folds = folds;
     for (int b = 0; b <= last; ++b) {
-      const BlockShare& share = shares[size_t(b)];
-      if (share.is_first || !share.ends_shared_fold(splits)) continue;
-      const int fold = share.begin / kSplitsPerFold, begin = fold * kSplitsPerFold;
+      const BlockSplits& own = of_blocks[size_t(b)];
+      if (own.is_first || !own.ends_shared_fold(splits)) continue;
+      const int fold = own.begin / kSplitsPerFold, begin = fold * kSplitsPerFold;
       const std::pair<int, int> whole{begin, std::min(begin + kSplitsPerFold, splits)};
-      EXPECT_EQ(take(b, [&](const BlockShare& s) { return s.slots_of_fold(fold, slots); }), whole);
+      EXPECT_EQ(take(b, [&](const BlockSplits& s) { return s.slots_of_fold(fold, slots); }), whole);
       if (b == last && fold + 1 == folds)
         merged_folds = fold;
       else
@@ -366,9 +366,9 @@ TEST(DecodeWork, BlocksMergeAllPartsInOrder) {
                           : std::pair{0, std::min(merged_folds * kSplitsPerFold, splits)};
     EXPECT_EQ(
         take(last,
-             [&](const BlockShare& s) { return s.slots_of_folds(merged_folds, splits, slots); }),
+             [&](const BlockSplits& s) { return s.slots_of_folds(merged_folds, splits, slots); }),
         item);
-    EXPECT_TRUE(stored.empty()) << stored.size() << " parts are left";
+    EXPECT_TRUE(stored.empty()) << stored.size() << " partials are left";
     if (HasFailure()) break;
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which work each block of a backward has, and in which order
-// (cuda/sm90/backward/key_schedule.hpp). Needs no GPU.
+// (cuda/sm90/backward/params.h). Needs no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>

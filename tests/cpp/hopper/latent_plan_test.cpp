@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "cuda/sm90/decode/latent/parts.hpp"
+#include "cuda/sm90/decode/latent/partials.hpp"
 #include "cuda/sm90/decode/latent/plan.hpp"
 #include "planned_steps.hpp"
 

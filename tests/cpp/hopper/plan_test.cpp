@@ -15,6 +15,18 @@
 namespace flash3::cuda::sm90 {
 namespace {
 
+// HeadPack divides by a reciprocal.
+constexpr bool divides_exactly() {
+  for (int heads = 1; heads <= HeadPack::kRows; ++heads) {
+    const HeadPack pack = HeadPack::of(heads);
+    for (int row = 0; row < HeadPack::kRows; ++row) {
+      if (pack.query_of(row) != row / heads || pack.head_of(row) != row % heads) return false;
+    }
+  }
+  return true;
+}
+static_assert(divides_exactly(), "the reciprocal is not precise enough");
+
 PlannedForward plan_of(const std::string& id) {
   PlannedForward plan;
   const Status status = cuda::sm90::plan(problem_of(id), kDevice, &plan);

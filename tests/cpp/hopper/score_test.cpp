@@ -11,9 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/device/score/key_bits.hpp"
+#include "cuda/device/score/key_blocks.hpp"
 #include "cuda/device/score/partial.hpp"
-#include "cuda/device/score/row_keys.hpp"
 #include "cuda/device/score/view.hpp"
+#include "cuda/device/sequence.hpp"
 
 namespace flash3::cuda {
 namespace {

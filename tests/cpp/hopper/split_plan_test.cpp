@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which calls run in split kernels, with which parts and workspace. Needs no GPU: a plan launches
+// Which calls run in split kernels, with which splits and workspace. Needs no GPU: a plan launches
 // nothing.
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
-#include "cuda/device/key_parts.hpp"
+#include "cuda/device/key_splits.hpp"
 #include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -39,7 +39,7 @@ TEST(KeyParts, PlanSplitsCallsOfFewTilesOnACache) {
     const PlannedForward filled = plan_of("bf16/b1/q512/k16384/h32x8/d128" + rest),
                          tall = plan_of("bf16/b1/q2048/k16384/h8x1/d128" + rest);
     EXPECT_FALSE(filled.kernel->config.split || tall.kernel->config.split) << cache;
-    EXPECT_EQ(filled.parts.most, 1);
+    EXPECT_EQ(filled.splits.most, 1);
   }
   EXPECT_EQ(kernel("bf16/b1/q512/k16384/h8x1/d192x128/full/usedk/paged64"),
             "fwd_bf16_d192x128_split_128x128");
@@ -95,7 +95,7 @@ TEST(KeyParts, PlanSplitsCallsOnFp8Caches) {
 }
 
 // A split kernel is the one that does not split, with another scheduler and another epilogue: the
-// bits of a sequence in one part are the same.
+// bits of a sequence in one split are the same.
 TEST(KeyParts, SplitKernelsHaveTheTilesOfOthers) {
   int split = 0;
   for (const ForwardKernel& kernel : forward_kernels()) {
@@ -122,29 +122,29 @@ TEST(KeyParts, SplitKernelsHaveTheTilesOfOthers) {
 }
 
 TEST(KeyParts, FollowFromQueriesHeadsAndKeysAlone) {
-  const auto most = [](const std::string& id) { return plan_of(id).parts.most; };
+  const auto most = [](const std::string& id) { return plan_of(id).splits.most; };
   EXPECT_EQ(most("bf16/b1/q512/k16384/h8x1/d128/causal/usedk/paged64"), 4);
   EXPECT_EQ(most("bf16/b1/q512/k8000/h8x1/d128/causal/usedk/paged64"), 2);
   EXPECT_EQ(most("bf16/b1/q512/k7000/h8x1/d128/causal/usedk/paged64"), 1);
   EXPECT_EQ(most("bf16/b1/q512/k16384/h16x2/d128/causal/usedk/paged64"), 2);
   EXPECT_EQ(most("bf16/b1/q30/k131072/h8x1/d128/causal/usedk/paged64"), 16);
 
-  // A table may be wider than a sequence needs, which gets the same parts: it runs in the same
+  // A table may be wider than a sequence needs, which gets the same splits: it runs in the same
   // kernel and the list splits it by its own keys.
   for (const int keys : {3000, 7168, 9000, 14336}) {
-    const auto parts = [&](const char* capacity) {
+    const auto splits = [&](const char* capacity) {
       const std::string id = std::string("bf16/b1/q30/k") + capacity + "/h8x1/d128/causal/usedk";
       EXPECT_EQ(kernel(id), "fwd_bf16_d128_split_128x128");
-      return key_parts(keys, most(id));
+      return key_splits(keys, most(id));
     };
-    const int expected = std::max(1, keys / kLeastPartKeys);
-    EXPECT_EQ(parts("131072"), expected);
-    EXPECT_EQ(parts("14336"), expected);
+    const int expected = std::max(1, keys / kLeastSplitKeys);
+    EXPECT_EQ(splits("131072"), expected);
+    EXPECT_EQ(splits("14336"), expected);
     if (keys <= 7168) {
-      EXPECT_EQ(parts("7168"), expected);
+      EXPECT_EQ(splits("7168"), expected);
     }
     if (keys < 7168) {
-      EXPECT_EQ(parts("7167"), expected);
+      EXPECT_EQ(splits("7167"), expected);
     }
   }
   for (const char* id : {"bf16/b1/q512/k16384/h8x1/d128/causal/usedk/paged64",
@@ -159,54 +159,54 @@ TEST(KeyParts, FollowFromQueriesHeadsAndKeysAlone) {
         other.batch = batch;
         const PlannedForward plan = plan_of(other, multiprocessors);
         EXPECT_EQ(plan.kernel, expected.kernel) << id;
-        EXPECT_EQ(plan.parts.most, expected.parts.most) << id;
+        EXPECT_EQ(plan.splits.most, expected.splits.most) << id;
       }
   }
 }
 
-// Slots for all parts of a small call, and for two rounds of blocks of any other.
+// Slots for all splits of a small call, and for two rounds of blocks of any other.
 TEST(KeyParts, TheWorkspaceDoesNotGrowWithTheBatch) {
   const std::string rest = "/q512/k16384/h8x1/d128/causal/usedk/paged64";
   const PlannedForward one = plan_of("bf16/b1" + rest), many = plan_of("bf16/b64" + rest);
   EXPECT_EQ(one.tiles, 128);
   EXPECT_EQ(one.grid, 128);
   EXPECT_FALSE(one.dynamic);
-  EXPECT_EQ(one.parts.slot_bits, 7);
+  EXPECT_EQ(one.splits.slot_bits, 7);
   EXPECT_EQ(many.tiles, 64 * 128);
   EXPECT_TRUE(many.dynamic);
-  EXPECT_EQ(many.parts.slot_bits, 8);
+  EXPECT_EQ(many.splits.slot_bits, 8);
   ForwardProblem wide = problem_of("bf16/b64" + rest);
   wide.batch = 4000;
-  EXPECT_EQ(plan_of(wide).parts.slot_bits, 8);
+  EXPECT_EQ(plan_of(wide).splits.slot_bits, 8);
   for (const int multiprocessors : {1, 2, 20})
-    EXPECT_GE(1 << plan_of(wide, multiprocessors).parts.slot_bits, kMostKeyParts);
+    EXPECT_GE(1 << plan_of(wide, multiprocessors).splits.slot_bits, kMostKeySplits);
 
   for (const PlannedForward& plan : {one, many}) {
     const ForwardConfig& c = plan.kernel->config;
-    const size_t slots = size_t(1) << plan.parts.slot_bits;
-    EXPECT_EQ(plan.parts.sums_offset, plan.parts.out_offset + slots * 128 * 128 * 4);
-    EXPECT_EQ(plan.parts.counters_offset, plan.parts.sums_offset + slots * 128 * 2 * 16);
-    EXPECT_EQ(c.part_counters(), 3);
-    EXPECT_GE(plan.list_offset, plan.parts.counters_offset + slots * 3 * 4);
+    const size_t slots = size_t(1) << plan.splits.slot_bits;
+    EXPECT_EQ(plan.splits.sums_offset, plan.splits.out_offset + slots * 128 * 128 * 4);
+    EXPECT_EQ(plan.splits.counters_offset, plan.splits.sums_offset + slots * 128 * 2 * 16);
+    EXPECT_EQ(split_counters(c), 3);
+    EXPECT_GE(plan.list_offset, plan.splits.counters_offset + slots * 3 * 4);
     EXPECT_GT(plan.workspace_bytes, plan.list_offset);
     EXPECT_LT(plan.workspace_bytes, size_t(20) << 20);
   }
   const VarlenScheduleParams list = varlen_schedule_params(problem_of("bf16/b64" + rest), many);
-  EXPECT_EQ(list.most_parts, 4);
+  EXPECT_EQ(list.most_splits, 4);
   EXPECT_EQ(list.counter_count, 256 * 3);
-  // Nor are there slots where no sequence can have keys for two parts.
+  // Nor are there slots where no sequence can have keys for two splits.
   const ForwardProblem few_keys = problem_of("bf16/b64/q512/k7000/h8x1/d128/causal/usedk/paged64");
   const PlannedForward undivided = plan_of(few_keys);
   EXPECT_TRUE(undivided.kernel->config.split);
   EXPECT_EQ(undivided.tiles, 64 * 32);
   EXPECT_LT(undivided.workspace_bytes, size_t(64) << 10);
-  EXPECT_EQ(varlen_schedule_params(few_keys, undivided).most_parts, 1);
+  EXPECT_EQ(varlen_schedule_params(few_keys, undivided).most_splits, 1);
   EXPECT_EQ(varlen_schedule_params(few_keys, undivided).counter_count, 0);
   const std::string whole = "bf16/b1/q512/k16384/h32x8/d128/causal/usedk/paged64";
   EXPECT_EQ(varlen_schedule_params(problem_of(whole), plan_of(whole)).counter_count, 0);
 }
 
-// Sums of O in two levels lie beside the parts, and belong to the block and not to the part.
+// Sums of O in two levels lie beside the splits, and belong to the block and not to the split.
 TEST(KeyParts, PartsAndSumsOfFp8LieApart) {
   using Range = std::pair<size_t, size_t>;  // offset, bytes
   for (const char* batch : {"b1", "b64"})
@@ -215,13 +215,13 @@ TEST(KeyParts, PartsAndSumsOfFp8LieApart) {
       const std::string id = std::string("e4m3/") + batch + rest + "/causal/usedk/paged128";
       const PlannedForward plan = plan_of(id);
       const ForwardConfig& c = plan.kernel->config;
-      ASSERT_GT(plan.parts.most, 1) << id;
+      ASSERT_GT(plan.splits.most, 1) << id;
       EXPECT_NE(plan.flush_tiles, kNeverFlush) << id;
-      const size_t slots = size_t(1) << plan.parts.slot_bits;
+      const size_t slots = size_t(1) << plan.splits.slot_bits;
       std::vector<Range> ranges = {
-          {plan.parts.out_offset, slots * size_t(c.part_out_bytes())},
-          {plan.parts.sums_offset, slots * size_t(c.part_sum_bytes())},
-          {plan.parts.counters_offset, slots * size_t(c.part_counters()) * 4},
+          {plan.splits.out_offset, slots * size_t(split_out_bytes(c))},
+          {plan.splits.sums_offset, slots * size_t(split_sum_bytes(c))},
+          {plan.splits.counters_offset, slots * size_t(split_counters(c)) * 4},
           {plan.list_offset, size_t(problem_of(id).batch) * sizeof(ListedSequence)},
           {plan.workspace_bytes, 0}};
       if (!c.sums_in_shared())
@@ -235,8 +235,8 @@ TEST(KeyParts, PartsAndSumsOfFp8LieApart) {
       << "one of them has sums in the workspace";
 }
 
-// So that `flash3 verify --decode` runs them on a GPU: with scales of V that differ from part to
-// part, and heads packed.
+// So that `flash3 verify --decode` runs them on a GPU: with scales of V that differ from split to
+// split, and heads packed.
 TEST(KeyParts, TheCaseTableHasThoseOfFp8) {
   std::map<std::string, int> scaled, packed;
   for (const cases::Case& c :
@@ -245,7 +245,7 @@ TEST(KeyParts, TheCaseTableHasThoseOfFp8) {
     const ForwardProblem problem = problem_of(c);
     if (is_decode(problem)) continue;
     const PlannedForward plan = plan_of(problem);
-    if (plan.parts.most == 1) continue;
+    if (plan.splits.most == 1) continue;
     scaled[plan.kernel->id] += problem.v_scale.kind == ScaleKind::kBlock;
     packed[plan.kernel->id] += plan.pack.heads > 1;
   }
@@ -264,7 +264,7 @@ TEST(KeyParts, AreThoseOfTheForwardOfAMixedCall) {
     ASSERT_TRUE(is_mixed(problem));
     const PlannedSteps mixed = steps_of(problem);
     EXPECT_EQ(mixed.forward->kernel->id, std::string("fwd_") + dtype + "_d128_split_128x128");
-    EXPECT_EQ(mixed.forward->parts.most, 2);
+    EXPECT_EQ(mixed.forward->splits.most, 2);
     EXPECT_GE(mixed.decode->schedule_offset, plan_of(problem).workspace_bytes);
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A C++ program without exceptions and RTTI: every call and question returns a Result.
 #include <flash3/flash3.hpp>
+#include <flash3/mask.hpp>
 #include <flash3/plan.hpp>
 #include <flash3/schedule.hpp>
 #include <iostream>

@@ -94,7 +94,7 @@ struct TracedConsumer : Base {
     this->issue_output(tile, v_state);
     tile.softmax.finish(inverse_sum, lse);
     add_sinks(this->params, this->output(), this->row, inverse_sum, lse);
-    store_lse(this->params, this->output(), this->row, lse);
+    store_rows(this->params, this->output(), this->row, tile.softmax, lse);
     tile.operands.scale_normalisation(inverse_sum, v_state);
     if constexpr (!Store::kInPlaceOfQ) {
       this->release_q(q_state.stage);

@@ -25,7 +25,7 @@ __device__ __forceinline__ void schedule_traced(const TileSchedule& schedule, Ti
     trace.begin(Phase::kWriteTile);
     WorkTile& work = ring.tiles[slot.stage];
     write_tile<Traits::kTileN, Traits::kBand, false>(schedule, walk, index, work,
-                                                     ring.slots[slot.stage]);
+                                                     ring.slots[slot.stage], KeysOfBand{});
     __syncwarp();
     const bool valid = work.valid;
     arrive(&ring.barriers.full[slot.stage]);

@@ -2,7 +2,7 @@
 """attention() over tokens that are dealt to ranks, and explain()."""
 import torch
 
-from .._options import computes_fp8, number_of, rotation_seed as seed_of, scale_or_default, window_sides
+from .._options import computes_fp8, lacks_options, number_of, rotation_seed as seed_of, scale_or_default, window_sides
 from .._arguments import signed
 from .._torch import autocast
 from . import _cost
@@ -12,6 +12,7 @@ from ._peers import Peers, known
 from ._plan import Groups, Plan
 
 
+@lacks_options("attention")
 def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
               deterministic=False, compute=None, rotation_seed=0, out_dtype=None, sm_margin=0, return_lse=False):
     """flash3.attention over sequences whose tokens are dealt to the ranks of a group: the own tokens in, their results out.

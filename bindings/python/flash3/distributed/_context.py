@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """context_parallel: a model as it is, on the tokens that its rank has."""
-import inspect
-
 import torch
 
 from .._sdpa import sdpa_override
 from ._attention import attention
 from ._plan import Plan, plan as make_plan
-
-
-_TAKEN = inspect.signature(attention).parameters  # by attention over several devices
 
 
 class context_parallel(sdpa_override):
@@ -84,9 +79,6 @@ class context_parallel(sdpa_override):
                                           "of documents, and FP8 is compute=\"fp8\"")
         if "fp8_sums" in options:
             raise NotImplementedError(f"fp8_sums = {options['fp8_sums']!r} but context_parallel takes 'auto' alone, for each part of the keys")
-        for name in options:
-            if name not in _TAKEN:
-                raise NotImplementedError(f"{name} is given but attention over several devices does not take it")
         if not isinstance(q, torch.Tensor):
             raise TypeError(f"q is a {type(q).__name__} but context_parallel takes torch tensors")
         return attention(q, k, v, self._group, **{**self._options, **options})

@@ -6,13 +6,14 @@ import torch.distributed as dist
 from .._kv_cache import attention_with_kv_cache as attend
 from .._kv_cache import merge
 from .._library import FP8_BLOCK
-from .._options import number_of, rotation_seed as seed_of, scale_or_default
+from .._options import lacks_options, number_of, rotation_seed as seed_of, scale_or_default
 from . import _own_cache
 from ._decode_checks import check
 from ._exchange import AllToAll, explained, packed, unpacked
 from ._layout import mask_of
 
 
+@lacks_options("attention_with_kv_cache")
 def attention_with_kv_cache(q, k_cache, v_cache, seqlens, group=None, *, interleave=1, heads="all", page_table=None,
                             cache_batch_idx=None, k_new=None, v_new=None, rotary_cos=None, rotary_sin=None, rotary_offsets=None,
                             rotary_interleaved=False, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0,

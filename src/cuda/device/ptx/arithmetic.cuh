@@ -11,7 +11,7 @@
 #include <cstdint>
 #endif
 
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 
@@ -52,21 +52,6 @@ __device__ __forceinline__ float log2_approx(float x) {
 // ln x, as exact.
 __device__ __forceinline__ float log_approx(float x) { return log2_approx(x) * kLn2; }
 
-// The largest of elements first, first + 4, first + 8, … as integers of this type. Integers have a
-// maximum of three operands in one instruction (VIMNMX3), and floats of one sign are ordered as
-// their bits are: the positive ones as signed integers, the negative ones by their distance from 0
-// as unsigned integers. A NaN is furthest out.
-template <class Int, int N>
-__device__ __forceinline__ Int max_of_bits(const float (&r)[N], int first) {
-  Int bits = Int(__float_as_int(r[first]));
-#pragma unroll
-  for (int j = 4; j < N; j += 8) {
-    const Int next = Int(__float_as_int(r[j + first]));
-    bits = max(bits, j + 4 < N ? max(next, Int(__float_as_int(r[j + 4 + first]))) : next);
-  }
-  return bits;
-}
-
 // ---- conversions: PTX ISA 9.7.9.22, cvt ----
 
 // {low, high} rounded to nearest even and packed.
@@ -95,6 +80,17 @@ __device__ __forceinline__ float float16_to_float(uint16_t bits) {
 
 __device__ __forceinline__ float bfloat16_to_float(uint16_t bits) {
   return __uint_as_float(uint32_t(bits) << 16);
+}
+
+// Four, the first in the lowest byte, rounded to e4m3; beyond 448 they saturate.
+__device__ __forceinline__ uint32_t pack4_e4m3(float a, float b, float c, float d) {
+  uint32_t packed;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
 }
 
 }  // namespace flash3::cuda

@@ -28,18 +28,8 @@ __device__ __forceinline__ uint32_t min_u16x2(uint32_t x, uint32_t y) {
   return smaller;
 }
 
-// Four, the first in the lowest byte, rounded to e4m3; beyond 448 they saturate.
-__device__ __forceinline__ uint32_t pack4_e4m3(float a, float b, float c, float d) {
-  uint32_t packed;
-  asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}"
-      : "=r"(packed)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return packed;
-}
-
-// The same for two. Volatile: the compiler would put it off, with the registers of both.
+// Two rounded to e4m3; beyond 448 they saturate. Volatile: the compiler would put it off, with the
+// registers of both.
 __device__ __forceinline__ uint16_t pack2_e4m3(float low, float high) {
   uint16_t packed;
   asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(packed) : "f"(low), "f"(high));

@@ -2,8 +2,8 @@
 // A warp's products of matrices in registers. PTX ISA 9.7.15.5.8, mma.m16n8k16.
 #pragma once
 
-#include "cuda/device/kinds.hpp"
 #include "cuda/device/ptx/arithmetic.cuh"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

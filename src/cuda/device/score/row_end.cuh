@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a row: what normalises its output, and its log-sum-exp; and learnable sinks, one more
-// logit per query head that takes part in the softmax's denominator and has no value.
+// The end of a row: what normalises its output, its log-sum-exp, and where what a call wants of it
+// goes; and learnable sinks, one more logit per query head that takes part in the softmax's
+// denominator and has no value.
 #pragma once
 
 #include "core/arithmetic.hpp"
 #include "cuda/device/ptx/arithmetic.cuh"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 
@@ -30,6 +31,23 @@ __device__ __forceinline__ float inverse_of(float sum) {
 template <class Max>
 __device__ __forceinline__ float lse_of(float sum, const Max& max) {
   return sum == 0.f ? -kInfinity : fmaf(max(), kLn2, log_approx(sum));
+}
+
+// What a row's outputs become.
+struct RowValues {
+  float lse, max_logit;
+};
+
+// Stores those that the call wants. kMaxLogits: whether the kernel knows the largest logit.
+template <bool kMaxLogits>
+__device__ __forceinline__ void store_row_values(const RowOutputs& to, int batch, int head, int row,
+                                                 const RowValues& values) {
+  const auto store = [&](const RowOutput& output, float x) {
+    if (output.data != nullptr)
+      output.data[batch * output.stride_batch + head * output.stride_head + row] = x;
+  };
+  store(to.lse, values.lse);
+  if constexpr (kMaxLogits) store(to.max_logits, values.max_logit);
 }
 
 // Takes a row's sink into the factor that normalises its output and into its log-sum-exp; both are

@@ -3,8 +3,8 @@
 // kernels, and what brings scores beyond the reach of its polynomial into it.
 #pragma once
 
-#include "cuda/device/score/mod.cuh"
 #include "cuda/device/score/softcap.hpp"
+#include "cuda/device/score/softmax.cuh"
 
 namespace flash3::cuda {
 

@@ -12,7 +12,7 @@
 // tanh², which saturates, is 0 at infinity.
 #pragma once
 
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

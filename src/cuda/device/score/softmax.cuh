@@ -30,6 +30,21 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// The largest of elements first, first + 4, first + 8, … as integers of this type. Integers have a
+// maximum of three operands in one instruction (VIMNMX3), and floats of one sign are ordered as
+// their bits are: the positive ones as signed integers, the negative ones by their distance from 0
+// as unsigned integers. A NaN is furthest out.
+template <class Int, int N>
+__device__ __forceinline__ Int max_of_bits(const float (&r)[N], int first) {
+  Int bits = Int(__float_as_int(r[first]));
+#pragma unroll
+  for (int j = 4; j < N; j += 8) {
+    const Int next = Int(__float_as_int(r[j + first]));
+    bits = max(bits, j + 4 < N ? max(next, Int(__float_as_int(r[j + 4 + first]))) : next);
+  }
+  return bits;
+}
+
 // Scores as the online softmax takes them, and in what form it keeps the maximum of a row of them:
 // here m is of raw scores, remapped ones under a softcap. Where rows differ in that, r tells which
 // of the thread's it is. FP8 has scores of its own (forward/kernel_fp8.cuh).
@@ -99,31 +114,25 @@ __device__ __forceinline__ float rescaling(const Score& score, float from, float
 
 // ---- of a tile ----
 
-// The largest score of each row among this thread's keys.
+// Raises the largest scores of rows so far to those of a tile, among this thread's keys.
 template <ScoreView View>
-__device__ __forceinline__ void find_max(const typename View::Scores& r_s,
-                                         float (&largest)[View::kRows]) {
+__device__ __forceinline__ void keep_largest(const typename View::Scores& r_s,
+                                             float (&largest)[View::kRows]) {
 #pragma unroll
   for (int r = 0; r < View::kRows; ++r) {
-    largest[r] = -kInfinity;
 #pragma unroll
     for (int k = 0; k < View::kKeys; k += 2)
       largest[r] = fmaxf(largest[r], fmaxf(View::at(r_s, r, k), View::at(r_s, r, k + 1)));
   }
 }
 
-// Whether the rows' maxima serve all of their scores.
-template <ScoreView View, class Score>
-__device__ __forceinline__ bool all_within(const Score& score, const typename View::Scores& r_s,
-                                           const float (&max)[View::kRows]) {
-  bool within = true;
+// The largest score of each row among this thread's keys.
+template <ScoreView View>
+__device__ __forceinline__ void find_max(const typename View::Scores& r_s,
+                                         float (&largest)[View::kRows]) {
 #pragma unroll
-  for (int r = 0; r < View::kRows; ++r) {
-    const float limit = score.limit(max[r]);
-#pragma unroll
-    for (int k = 0; k < View::kKeys; ++k) within &= View::at(r_s, r, k) <= limit;  // a NaN is not
-  }
-  return within;
+  for (float& x : largest) x = -kInfinity;
+  keep_largest<View>(r_s, largest);
 }
 
 template <class Score>

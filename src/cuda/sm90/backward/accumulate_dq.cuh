@@ -3,11 +3,10 @@
 // and adds it to the sums in global memory from its registers.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
-#include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/dq_sums.cuh"
+#include "cuda/device/ptx/sync.cuh"
 #include "cuda/sm90/backward/produce_wide.cuh"
-#include "cuda/sm90/backward/products.cuh"
+#include "cuda/sm90/backward/scores.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -62,8 +61,8 @@ __device__ __forceinline__ void accumulate_dq(const BackwardParams& params,
                                  thread_in_warpgroup(),
                                  descriptor(Traits::KTile::kMajorMN, shared.k[0]),
                                  descriptor(Traits::DsTile::kMajorK, shared.ds)};
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  QueryPlace at(params, work);
+  const int tiles = query_steps<Traits>(params, work);
+  typename QueryWalk<Traits>::Place at(params, work);
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     dq.add_tile(tile, at);

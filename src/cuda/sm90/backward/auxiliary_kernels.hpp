@@ -5,11 +5,16 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/device/kinds.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/backward/params.h"
 
 namespace flash3::cuda::sm90 {
+
+// A strided view of floats, [batch, head, seq]; data null: not given.
+struct RowView {
+  const float* data;
+  long long stride_batch, stride_head;
+};
 
 // Before the main kernel: writes lse in base 2 and delta = rowsum(dOut ∘ Out) − dlse, and clears
 // the semaphores of dQ, or its sums if they are zero-initialised.

@@ -3,8 +3,9 @@
 // NVRTC-clean, like the forward's.
 #pragma once
 
-#include "cuda/device/kinds.hpp"
-#include "cuda/sm90/backward/key_schedule.hpp"
+#include "core/mask_lists.hpp"
+#include "cuda/device/types.hpp"
+#include "cuda/sm90/backward/params.h"
 
 namespace flash3::cuda::sm90 {
 
@@ -17,7 +18,8 @@ inline constexpr int kDsStages = 2;
 struct BackwardConfig {
   int head_dim = 0;
   int head_dim_v = 0;
-  bool band = false;  // masks by the band; otherwise only the end of the keys
+  bool band = false;   // masks by the band; otherwise only the end of the keys
+  bool lists = false;  // walks the lists of a mask (lists.cuh)
   ScoreKind score = ScoreKind::kPlain;
   int tile_m = 0;
   int tile_n = 0;
@@ -49,8 +51,10 @@ struct BackwardConfig {
   }
 
   // Registers per thread after setmaxnreg (forward/config.hpp).
-  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return persistent ? 40 : 24; }
-  FLASH3_HOST_DEVICE constexpr int dq_registers() const { return wide ? 72 : 0; }
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const {
+    return persistent ? 40 : wide && lists ? 32 : 24;
+  }
+  FLASH3_HOST_DEVICE constexpr int dq_registers() const { return !wide ? 0 : lists ? 64 : 72; }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
     return wide ? 208 : persistent ? 232 : 240;
   }
@@ -81,13 +85,19 @@ struct BackwardConfig {
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return kDsStages * tile_m * tile_n * 2; }
+  // What goes with a listed query tile: a bit a pair, or a range of keys a query.
+  FLASH3_HOST_DEVICE constexpr int mask_words() const { return tile_m * tile_n / 32; }
+  FLASH3_HOST_DEVICE constexpr int listed_bytes() const {
+    return lists ? kQueryStages * (mask_words() * 4 + 16) : 0;
+  }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     const int slots = key_tile_slots();
     const int barriers =
         7 + 4 * slots + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
     return tile_n * (slots * head_dim + head_dim_v) * 2 +
            kQueryStages * (q_bytes() + dout_bytes()) + ds_bytes() + fragment_quads() * 2048 +
-           (8 * barriers + mask_keys() * 8 + slots * int(sizeof(KeyTile)) + 4 + 15) / 16 * 16;
+           (8 * barriers + mask_keys() * 8 + slots * int(sizeof(KeyTile)) + 4 + 15) / 16 * 16 +
+           listed_bytes();
   }
 };
 
@@ -99,6 +109,8 @@ constexpr bool is_valid(const BackwardConfig& c) {
                       (c.dq_transposed() || c.tile_m * c.head_dim == kConsumerWarpgroups * 64 * 64);
   return c.shared_bytes() <= kMostSharedBytes && c.head_dim % 32 == 0 && c.head_dim_v % 32 == 0 &&
          c.head_dim_v <= c.head_dim && c.tile_n == (c.wide ? 64 : 128) &&
+         (!c.lists || (!c.band && kMaskBlock % c.tile_m == 0 && kMaskBlock % c.tile_n == 0 &&
+                       c.tile_n >= 64)) &&
          (c.wide ? c.tile_m == 64 : halves) && !(c.persistent && c.wide) &&
          128 * (c.producer_registers() + c.dq_registers() +
                 kConsumerWarpgroups * c.consumer_registers()) <=

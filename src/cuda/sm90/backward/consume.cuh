@@ -24,7 +24,6 @@
 
 #include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/produce.cuh"
-#include "cuda/sm90/backward/products.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/store.cuh"
 
@@ -155,10 +154,10 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
 
   const int thread = thread_in_warpgroup();
   const auto [k_slot, k_phase] = Traits::KeyState::at(walked.key_tiles);
-  const KeysMask<Traits> mask(shared, work, warpgroup * kWarpgroupRows, thread);
+  KeysMask<Traits> mask(shared, work, warpgroup * kWarpgroupRows, thread);
   const Operands<Traits> operand(shared, k_slot, warpgroup);
   float r_dk[Traits::kHeadDim / 2] = {}, r_dv[Traits::kHeadDimV / 2] = {};
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const int tiles = query_steps<Traits>(params, work);
   int m = work.query_tile_begin;
   wait(&shared.k_barriers.full[k_slot], k_phase, "k_full");
   wait(&shared.v_full, SingleState::at(walked.key_tiles).phase, "v_full");
@@ -170,11 +169,11 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     const int ds_stage = DsState::at(step).stage;
     float r_s[kTileM / 2], r_dp[kTileM / 2];
     wait(&shared.q_barriers.full[stage], phase, "q_full");
-    issue_transposed_scores<kElement, KTile, QTile>(r_s, operand.k_rows,
-                                                    operand.q_rows + stage * QTile::kBytes);
+    if constexpr (Traits::kLists) m = mask.query_tile(stage);
+    issue_abt<kElement, KTile, QTile>(r_s, operand.k_rows, operand.q_rows + stage * QTile::kBytes);
     wait(&shared.dout_barriers.full[stage], phase, "dout_full");
-    issue_transposed_scores<kElement, VTile, DoutTile>(
-        r_dp, operand.v_rows, operand.dout_rows + stage * DoutTile::kBytes);
+    issue_abt<kElement, VTile, DoutTile>(r_dp, operand.v_rows,
+                                         operand.dout_rows + stage * DoutTile::kBytes);
     if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
     wgmma_wait<1>();  // S
     fence_operand(r_s);
@@ -192,11 +191,11 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
               late_warpgroup = Traits::kCapped ? hide_from_optimizer(warpgroup) : warpgroup;
     store_ds<DsTile>(shared.ds[ds_stage], r_ds, late_warpgroup, late_thread);
     const auto issue_dk = [&]() __attribute__((always_inline)) {
-      issue_gradient<kElement, QTile>(r_dk, r_ds, operand.q_columns + stage * QTile::kBytes);
+      issue_add_ab<kElement, QTile>(r_dk, r_ds, operand.q_columns + stage * QTile::kBytes);
     };
     // dV, and dK where dQ is last, run under the fence and the meeting; issued earlier they would
     // hold the stores up.
-    issue_gradient<kElement, DoutTile>(r_dv, r_p, operand.dout_columns + stage * DoutTile::kBytes);
+    issue_add_ab<kElement, DoutTile>(r_dv, r_p, operand.dout_columns + stage * DoutTile::kBytes);
     if constexpr (Traits::kDqLast) issue_dk();
     fence_shared_for_async_proxy();
     sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);
@@ -213,7 +212,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       finish_dq<Traits, 1>(shared, r_dq, step, warpgroup, late_warpgroup, late_thread);
       complete_gradient<0>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
     }
-    m = work.next(m);
+    if constexpr (!Traits::kLists) m = work.next(m);
     is_first = false;
   }
   if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);

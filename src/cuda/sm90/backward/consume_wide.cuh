@@ -14,11 +14,37 @@
 #include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/accumulate_dq.cuh"
 #include "cuda/sm90/backward/produce_wide.cuh"
-#include "cuda/sm90/backward/products.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/store.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// As issue_add_ab, but 256 columns take two products: their kernels have 512 threads, which are
+// compiled for 128 registers, and the sums of one product would be as many.
+template <Element T, class BTile, int N>
+__device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2], uint32_t (&a)[N],
+                                               Descriptor b) {
+  constexpr int kCols = BTile::kCols == 256 ? 128 : BTile::kCols;
+  using Sums = float(&)[kCols / 2];
+  fence_operand(r);
+  fence_operand(a);
+  wgmma_fence();
+#pragma unroll
+  for (int row = 0; row < 4 * N; row += 16) {
+#pragma unroll
+    for (int col = 0; col < BTile::kCols; col += kCols) {
+      Wgmma<T, kCols>::rs(reinterpret_cast<Sums>(r[col / 2]), &a[row / 4],
+                          b + BTile::mn_step(row) + col / BTile::kChunk * BTile::kChunkBytes, true);
+    }
+  }
+  wgmma_commit();
+}
+
+template <int N>
+__device__ __forceinline__ void load_query_pairs(float2 (&r)[N], const float* queries, int thread) {
+#pragma unroll
+  for (int pair = 0; pair < N; ++pair) r[pair] = load_query_pair(queries, pair, thread);
+}
 
 // Hands P of the tile-th query tile to the second warpgroup.
 template <class Traits>
@@ -64,7 +90,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   using DoutTile = typename Traits::DoutTile;
   constexpr Element kElement = Traits::kElement;
 
-  const KeysMask<Traits> mask(shared, work, 0, thread);
+  KeysMask<Traits> mask(shared, work, 0, thread);
   const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k[0]);
   const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
   const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);
@@ -77,11 +103,11 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     wait(&shared.q_barriers.full[at.stage], at.phase, "q_full");
   };
   const auto issue_s = [&](QueryState at) {
-    issue_transposed_scores<kElement, KTile, QTile>(r_s, k_rows, q_rows + at.stage * QTile::kBytes);
+    issue_abt<kElement, KTile, QTile>(r_s, k_rows, q_rows + at.stage * QTile::kBytes);
     load_query_pairs(r_lse, shared.lse[at.stage], thread);
   };
 
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const int tiles = query_steps<Traits>(params, work);
   int m = work.query_tile_begin;
   wait(&shared.k_barriers.full[0], 0, "k_full");
   if (tiles > 0) {
@@ -94,6 +120,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   for (int tile = 0; tile < tiles; ++tile) {
     const auto [stage, phase] = QueryState::at(tile);
     const QueryState next = QueryState::at(tile + 1);
+    if constexpr (Traits::kLists) m = mask.query_tile(stage);
     Probabilities<Traits>::remap(params, r_s);
     mask.apply(r_s, m * Traits::kTileM, thread);
     Probabilities<Traits>::compute(
@@ -115,7 +142,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     arrive(&shared.dout_barriers.empty[stage]);
     wgmma_wait<0>();
     fence_operand(r_s);
-    m = work.next(m);
+    if constexpr (!Traits::kLists) m = work.next(m);
   }
 
   // dV takes the place of V: the other warpgroup must have read it, as this one K.
@@ -147,11 +174,10 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     wait(&shared.dout_barriers.full[at.stage], at.phase, "dout_full");
   };
   const auto issue_dp = [&](QueryState at) {
-    issue_transposed_scores<kElement, VTile, DoutTile>(r_dp, v_rows,
-                                                       dout_rows + at.stage * DoutTile::kBytes);
+    issue_abt<kElement, VTile, DoutTile>(r_dp, v_rows, dout_rows + at.stage * DoutTile::kBytes);
   };
 
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const int tiles = query_steps<Traits>(params, work);
   wait(&shared.v_full, 0, "v_full");
   wait(&shared.k_barriers.full[0], 0, "k_full");
   if (tiles > 0) {

@@ -121,14 +121,7 @@ cudaError_t launch(const ConvertParams& params, cudaStream_t stream) {
     kernel = convert_kernel<Out, tile_m.value>;
     blocks *= tile_m.value / BackwardConfig{.tile_m = tile_m.value}.dq_queries();
   });
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(blocks));
-  launch.blockDim = dim3(kThreads);
-  launch.stream = stream;
-  cudaLaunchAttribute overlap = programmatic_launch();
-  launch.attrs = &overlap;
-  launch.numAttrs = 1;
-  return cudaLaunchKernelEx(&launch, kernel, params);
+  return launch_overlapping(kernel, dim3(unsigned(blocks)), kThreads, stream, params);
 }
 
 }  // namespace

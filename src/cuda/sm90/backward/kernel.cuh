@@ -5,7 +5,7 @@
 
 #include "cuda/device/ptx/compiler.cuh"
 #include "cuda/device/ptx/sync.cuh"
-#include "cuda/sm90/backward/find_work.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 #include "cuda/sm90/device/kernel_table.hpp"
 
 namespace flash3::cuda::sm90 {

@@ -4,60 +4,47 @@
 #pragma once
 
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/traits.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 
-// A block walks over the query tiles of every query head of its KV head. This is the i-th one.
-struct QueryPlace {
-  int head;   // among all query heads
-  int tile;   // in the sequence
-  int index;  // among all query tiles in the workspace
-
-  // The first one.
-  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work)
-      : head(work.kv_head * params.heads_per_kv_head),
-        tile(work.query_tile_begin),
-        index(work.first_query_tile + head * params.schedule.query_tiles.tiles + tile) {}
-
-  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work, int i) {
-    const int tiles = work.query_tiles(), own_head = i / tiles;
-    head = work.kv_head * params.heads_per_kv_head + own_head;
-    tile = work.query_tile_begin + (i - own_head * tiles);
-    index = work.first_query_tile + head * params.schedule.query_tiles.tiles + tile;
-  }
-
-  // Goes on to the next one, without a division.
-  __device__ __forceinline__ void advance(const BackwardParams& params, const KeyTile& work) {
-    ++tile, ++index;
-    if (tile == work.query_tile_end) {
-      tile = work.query_tile_begin;
-      index += params.schedule.query_tiles.tiles - work.query_tiles();
-      ++head;
-    }
-  }
+// What else goes with a query tile: note(stage), before the tile is loaded, tells its bytes, and
+// load(stage, full) loads them.
+struct NothingBeside {
+  __device__ __forceinline__ int note(int) const { return 0; }
+  __device__ __forceinline__ void load(int, uint64_t*) const {}
 };
 
-// Loads the i-th query tile of Q or dOut, and one float a query beside it.
-template <class Tile>
-__device__ __forceinline__ void load_queries(const BackwardParams& params, const KeyTile& work,
-                                             Walked& walked, int i, const TensorMap* map,
+// What goes with a tile of Q: lists.cuh has that of kernels that walk lists.
+template <class Traits, bool kLists = Traits::kLists>
+struct MaskBeside;
+template <class Traits>
+struct MaskBeside<Traits, false> : NothingBeside {
+  __device__ __forceinline__ MaskBeside(const BackwardParams&, typename Traits::Shared&,
+                                        const KeyTile&, const QueryPlace&) {}
+};
+
+// Loads a query tile of Q or dOut, and one float a query beside it.
+template <class Tile, class Beside = NothingBeside>
+__device__ __forceinline__ void load_queries(const KeyTile& work, Walked& walked,
+                                             const QueryPlace& at, const TensorMap* map,
                                              const RowMap& map_rows, const float* floats,
                                              uint8_t (&tiles)[kQueryStages][Tile::kBytes],
                                              float (&float_stages)[kQueryStages][Tile::kRows],
                                              RingBarriers<kQueryStages>& barriers,
-                                             const char* empty) {
-  const QueryPlace at(params, work, i);
+                                             const char* empty, const Beside& beside = {}) {
   const auto [stage, phase] = QueryState::at(walked.query_tiles);
   wait(&barriers.empty[stage], phase ^ 1, empty);
   uint64_t* full = &barriers.full[stage];
-  arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
+  const int more = beside.note(stage);
+  arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4 + more);
   const ListedSequence& s = work.sequence;
   load_box<Tile>(tiles[stage], map,
                  box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head),
                  full);
   bulk_load(float_stages[stage], floats + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
+  beside.load(stage, full);
   ++walked.query_tiles;
 }
 
@@ -97,20 +84,21 @@ __device__ __forceinline__ void load_v(const BackwardParams& params,
                                             &shared.v_full, &shared.v_loaded);
 }
 
-template <class Traits>
+template <class Traits, class Beside = NothingBeside>
 __device__ __forceinline__ void load_q(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
-                                       Walked& walked, int i) {
-  load_queries<typename Traits::QTile>(params, work, walked, i, &params.q, params.q_rows,
+                                       Walked& walked, const QueryPlace& at,
+                                       const Beside& beside = {}) {
+  load_queries<typename Traits::QTile>(work, walked, at, &params.q, params.q_rows,
                                        params.workspace.lse_log2, shared.q, shared.lse,
-                                       shared.q_barriers, "q_empty");
+                                       shared.q_barriers, "q_empty", beside);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_dout(const BackwardParams& params,
                                           typename Traits::Shared& shared, const KeyTile& work,
-                                          Walked& walked, int i) {
-  load_queries<typename Traits::DoutTile>(params, work, walked, i, &params.dout, params.dout_rows,
+                                          Walked& walked, const QueryPlace& at) {
+  load_queries<typename Traits::DoutTile>(work, walked, at, &params.dout, params.dout_rows,
                                           params.workspace.delta, shared.dout, shared.delta,
                                           shared.dout_barriers, "dout_empty");
 }

@@ -25,9 +25,9 @@ const BackwardKernel* find_kernel(const BackwardProblem& problem) {
       problem.sequences_q.bounded ? problem.seq_q : std::numeric_limits<int64_t>::max();
   for (const BackwardKernel& kernel : backward_kernels()) {
     const BackwardConfig& c = kernel.config;
-    if (kernel.element == element && c.band == band && c.score == score &&
-        c.head_dim >= problem.head_dim && c.head_dim_v >= problem.head_dim_v &&
-        c.from_queries <= queries)
+    if (kernel.element == element && c.lists == problem.mask_lists.given &&
+        (c.lists || c.band == band) && c.score == score && c.head_dim >= problem.head_dim &&
+        c.head_dim_v >= problem.head_dim_v && c.from_queries <= queries)
       return &kernel;
   }
   return nullptr;

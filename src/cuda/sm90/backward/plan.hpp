@@ -7,11 +7,11 @@
 #include <string>
 
 #include "core/plan.hpp"
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 #include "cuda/host/device_info.hpp"
 #include "cuda/host/launches.hpp"
 #include "cuda/sm90/backward/config.hpp"
-#include "cuda/sm90/backward/key_schedule.hpp"
+#include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/host/packed_copy.hpp"
 #include "cuda/varlen/varlen_schedule.hpp"
 
@@ -40,7 +40,7 @@ struct BackwardPlan {
   size_t ticket_offset = 0;                       // only if has_ticket()
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
 
-  // See key_schedule.hpp.
+  // See KeySchedule in params.h.
   QueryTiles query_tiles{};
   int n_tiles = 0;   // of sequences of one length, as the next
   int kv_heads = 0;  // batch · heads_k

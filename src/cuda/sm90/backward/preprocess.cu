@@ -159,19 +159,13 @@ PreprocessKernel kernel_of(int head_dim_v, bool aligned) {
 
 template <Element kElement>
 cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(params.workspace.all_tiles()));
-  launch.blockDim = dim3(kThreads);
-  launch.stream = stream;
-  cudaLaunchAttribute overlap = programmatic_launch();
-  launch.attrs = &overlap;
-  launch.numAttrs = params.behind_list ? 1 : 0;
   PreprocessKernel kernel = nullptr;
   const bool aligned = params.dout.aligned && params.out.aligned && params.head_dim_v % 8 == 0;
   with_tile_height(params.workspace.tiles.tile_m, [&](auto tile_m) {
     kernel = kernel_of<kElement, tile_m.value>(params.head_dim_v, aligned);
   });
-  return cudaLaunchKernelEx(&launch, kernel, params);
+  return launch_overlapping(kernel, dim3(unsigned(params.workspace.all_tiles())), kThreads, stream,
+                            params, params.behind_list);
 }
 
 }  // namespace

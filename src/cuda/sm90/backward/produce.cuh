@@ -5,9 +5,8 @@
 #pragma once
 
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/dq_sums.cuh"
-#include "cuda/sm90/backward/find_work.cuh"
 #include "cuda/sm90/backward/load.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -26,10 +25,11 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
                                        Walked& walked, int consumer) {
   constexpr int kOwnFloats = Traits::kOwnQuads * kWarpgroupThreads * 4;
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const int tiles = query_steps<Traits>(params, work);
+  QueryWalk<Traits> walk{params, work};
   for (int i = 0; i < tiles; ++i) {
     const int warpgroup = hide_from_optimizer(consumer);  // a producer has few registers
-    const DqSums<Traits> sums(params, work, warpgroup, i);
+    const DqSums<Traits> sums(params, work, warpgroup, walk(i));
     const auto wait_for_dq = [&]() __attribute__((always_inline)) {
       wait(&shared.dq_full[warpgroup], SingleState::at(walked.query_tiles).phase, "dq_full");
     };
@@ -84,20 +84,25 @@ __device__ __forceinline__ void load_q_side(const BackwardParams& params,
                                             typename Traits::Shared& shared, const KeyTile& work,
                                             Walked& walked) {
   load_k<Traits>(params, shared, work, walked);
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  for (int i = 0; i < tiles; ++i) load_q<Traits>(params, shared, work, walked, i);
+  const int tiles = query_steps<Traits>(params, work);
+  QueryWalk<Traits> walk{params, work};
+  for (int i = 0; i < tiles; ++i) {
+    const typename QueryWalk<Traits>::Place at = walk(i);
+    load_q<Traits>(params, shared, work, walked, at, MaskBeside<Traits>(params, shared, work, at));
+  }
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_dout_side(const BackwardParams& params,
                                                typename Traits::Shared& shared, const KeyTile& work,
                                                Walked& walked) {
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const int tiles = query_steps<Traits>(params, work);
+  QueryWalk<Traits> walk{params, work};
   // The place of V becomes free later than that of the first dOut.
   const int first = Traits::kPersistent && tiles > 0 ? 1 : 0;
-  if (first == 1) load_dout<Traits>(params, shared, work, walked, 0);
+  if (first == 1) load_dout<Traits>(params, shared, work, walked, walk(0));
   load_v<Traits>(params, shared, work, walked);
-  for (int i = first; i < tiles; ++i) load_dout<Traits>(params, shared, work, walked, i);
+  for (int i = first; i < tiles; ++i) load_dout<Traits>(params, shared, work, walked, walk(i));
 }
 
 // What a thread of the producer does for a key tile. Not kLoadQ in persistent blocks.

@@ -5,33 +5,35 @@
 #pragma once
 
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/dq_sums.cuh"
 #include "cuda/sm90/backward/load.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {
 
 enum class WideProducerWarp : int { kLoadQ, kLoadDout, kWaitForSemaphore, kReleaseSemaphore };
 
 // Loads all query tiles of Q or dOut, and one float a query beside them.
-template <class Tile>
+template <class Traits, class Tile, class BesideOf>
 __device__ __forceinline__ void load_all_queries(const BackwardParams& params, const KeyTile& work,
                                                  int tiles, const TensorMap* map,
                                                  const RowMap& map_rows, const float* floats,
                                                  uint8_t (&tile_stages)[kQueryStages][Tile::kBytes],
                                                  float (&float_stages)[kQueryStages][Tile::kRows],
                                                  RingBarriers<kQueryStages>& barriers,
-                                                 const char* empty) {
+                                                 const char* empty, const BesideOf& beside_of) {
   const ListedSequence& s = work.sequence;
-  QueryPlace at(params, work);
+  typename QueryWalk<Traits>::Place at(params, work);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     const auto [stage, phase] = QueryState::at(i);
     const BoxAt box =  // ahead of the wait
         box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head);
     wait(&barriers.empty[stage], phase ^ 1, empty);
     uint64_t* full = &barriers.full[stage];
-    arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
+    const auto beside = beside_of(at);
+    arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4 + beside.note(stage));
     load_box<Tile>(tile_stages[stage], map, box, full);
     bulk_load(float_stages[stage], floats + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
+    beside.load(stage, full);
   }
 }
 
@@ -40,7 +42,7 @@ template <class Traits>
 __device__ __forceinline__ void wait_for_semaphores(const BackwardParams& params,
                                                     typename Traits::Shared& shared,
                                                     const KeyTile& work, int tiles) {
-  QueryPlace at(params, work);
+  typename QueryWalk<Traits>::Place at(params, work);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     const DqSums<Traits> sums(params, work, 0, at);
     sums.semaphore().wait(sums.order());
@@ -55,7 +57,7 @@ template <class Traits>
 __device__ __forceinline__ void release_semaphores(const BackwardParams& params,
                                                    typename Traits::Shared& shared,
                                                    const KeyTile& work, int tiles) {
-  QueryPlace at(params, work);
+  typename QueryWalk<Traits>::Place at(params, work);
   if (tiles > 0) arrive(&shared.dq_ready);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     wait(&shared.dq_added, SingleState::at(i).phase, "dq_added");
@@ -68,19 +70,22 @@ template <class Traits>
 __device__ __forceinline__ void produce_wide(const BackwardParams& params,
                                              typename Traits::Shared& shared, const KeyTile& work) {
   const WideProducerWarp role{warp_in_warpgroup()};
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const int tiles = query_steps<Traits>(params, work);
   Walked walked;
   if (role == WideProducerWarp::kLoadQ && elect_one()) {
     load_k<Traits>(params, shared, work, walked);
-    load_all_queries<typename Traits::QTile>(params, work, tiles, &params.q, params.q_rows,
-                                             params.workspace.lse_log2, shared.q, shared.lse,
-                                             shared.q_barriers, "q_empty");
+    load_all_queries<Traits, typename Traits::QTile>(
+        params, work, tiles, &params.q, params.q_rows, params.workspace.lse_log2, shared.q,
+        shared.lse, shared.q_barriers, "q_empty", [&](const typename QueryWalk<Traits>::Place& at) {
+          return MaskBeside<Traits>(params, shared, work, at);
+        });
   }
   if (role == WideProducerWarp::kLoadDout && elect_one()) {
     load_v<Traits>(params, shared, work, walked);
-    load_all_queries<typename Traits::DoutTile>(params, work, tiles, &params.dout, params.dout_rows,
-                                                params.workspace.delta, shared.dout, shared.delta,
-                                                shared.dout_barriers, "dout_empty");
+    load_all_queries<Traits, typename Traits::DoutTile>(
+        params, work, tiles, &params.dout, params.dout_rows, params.workspace.delta, shared.dout,
+        shared.delta, shared.dout_barriers, "dout_empty",
+        [](const QueryPlace&) { return NothingBeside{}; });
   }
   if (!params.schedule.deterministic) return;
   if (role == WideProducerWarp::kWaitForSemaphore && elect_one())

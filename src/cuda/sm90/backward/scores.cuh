@@ -1,19 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to a warpgroup's tile of transposed scores in registers: the mask, P = exp2(S − lse)
-// and dS = P ∘ (dP − delta).
+// and dS = P ∘ (dP − delta); and what dS makes of K, dQ.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/device/score/mask.cuh"
+#include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/device/score/mod.cuh"
+#include "cuda/device/score/view.hpp"
 #include "cuda/sm90/backward/traits.cuh"
 
 namespace flash3::cuda::sm90 {
 
-// Masks a warpgroup's 64 keys in the query tiles that need it.
+// A bit for each key before `end` that a thread has of a row: key k is bit k, of QueriesByKeys.
+template <int kKeys>
+__device__ __forceinline__ uint32_t keys_before(int end) {
+  const int inside = min(max(end, 0), 4 * kKeys);
+  return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
+}
+
+// As RangeMask (device/score/mask.cuh), by bits: one instruction makes seven predicates of them,
+// where two comparisons a score take longer.
+template <class Rows>
+struct RangeMaskByBits {
+  const Rows& rows;
+
+  template <int N>
+  __device__ __forceinline__ void apply(const QueriesByKeys<N>& view, float (&r_s)[N]) const {
+    using View = QueriesByKeys<N>;
+    constexpr int kSlices = (N + 61) / 62, kSlice = View::kKeys / kSlices;  // 31 bits at most
+    static_assert(kSlice * kSlices == View::kKeys && kSlice % 2 == 0);
+#pragma unroll
+    for (int r = 0; r < View::kRows; ++r) {
+      const RowKeys& seen = rows(r);
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        const int first = view.key(slice * kSlice);
+        const uint32_t visible =
+            keys_before<kSlice>(seen.end - first) & ~keys_before<kSlice>(seen.first - first);
+#pragma unroll
+        for (int i = 0; i < kSlice; ++i) {
+          float& x = View::at(r_s, r, slice * kSlice + i);
+          x = visible & 1u << i ? x : -kInfinity;
+        }
+      }
+    }
+  }
+};
+
+// Masks a warpgroup's 64 keys in the query tiles that need it. lists.cuh has that of kernels that
+// walk lists.
+template <class Traits, bool kLists = Traits::kLists>
+struct KeysMask;
 template <class Traits>
-struct KeysMask {
+struct KeysMask<Traits, false> {
   typename Traits::Shared& shared;
   int first_row;     // of the 64 keys, in the block's tile
   int keys;          // from the first of the 64 to the end of the sequence
@@ -65,12 +104,6 @@ struct KeysMask {
 // The lse or delta of the pair-th two neighbouring queries that this thread has scores of.
 __device__ __forceinline__ float2 load_query_pair(const float* queries, int pair, int thread) {
   return load_shared(queries + thread % 4 * 2 + 8 * pair);
-}
-
-template <int N>
-__device__ __forceinline__ void load_query_pairs(float2 (&r)[N], const float* queries, int thread) {
-#pragma unroll
-  for (int pair = 0; pair < N; ++pair) r[pair] = load_query_pair(queries, pair, thread);
 }
 
 // What becomes of a tile's scores.
@@ -143,6 +176,49 @@ __device__ __forceinline__ void subtract_delta(float (&r_dp)[N], const float (&r
       r_dp[i] = r_p[i] * (r_dp[i] - x.x);
       r_dp[i + 1] = r_p[i + 1] * (r_dp[i + 1] - x.y);
     }
+  }
+}
+
+// ---- dQ = dS·K: each function issues one product and commits it as one group ----
+
+// One block of dQ = dS·K, 64 queries × 64 columns. ds: its rows of dS; k: its columns of K.
+template <Element T, class DsTile, class KTile>
+__device__ __forceinline__ void issue_dq_block(float (&r_dq)[32], Descriptor ds, Descriptor k) {
+  mark_undefined(r_dq);
+  wgmma_fence();
+#pragma unroll
+  for (int key = 0; key < DsTile::kCols; key += 16) {
+    Wgmma<T, 64>::template ss<false, true>(r_dq, ds + DsTile::k_step(key), k + KTile::mn_step(key),
+                                           key != 0);
+  }
+  wgmma_commit();
+}
+
+// 64 columns of dQᵀ = Kᵀ·dSᵀ, for as many queries as the result has columns.
+template <Element T, class DsTile, class KTile, int N>
+__device__ __forceinline__ void issue_transposed_dq(float (&r_dq)[N], Descriptor k, Descriptor ds) {
+  mark_undefined(r_dq);
+  wgmma_fence();
+#pragma unroll
+  for (int key = 0; key < DsTile::kCols; key += 16) {
+    Wgmma<T, 2 * N>::template ss<true, false>(r_dq, k + KTile::mn_step(key),
+                                              ds + DsTile::k_step(key), key != 0);
+  }
+  wgmma_commit();
+}
+
+// Stores dSᵀ of a warpgroup's keys, packed, to its 64 columns of the tile of dS.
+template <class DsTile, int N>
+__device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[N], int warpgroup,
+                                         int thread) {
+  const int lane = thread % 32;
+  const int query = lane / 16 * 8 + lane % 8;
+  const int key = warpgroup * 64 + thread / 32 * 16 + lane / 8 % 2 * 8;
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(ds));
+#pragma unroll
+  for (int j = 0; j < N / 4; ++j) {
+    stmatrix_x4_transposed(base + DsTile::offset(16 * j + query, key), r_ds[4 * j], r_ds[4 * j + 1],
+                           r_ds[4 * j + 2], r_ds[4 * j + 3]);
   }
 }
 

@@ -3,8 +3,8 @@
 // were, and on to global memory; in float32 straight from registers.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
-#include "cuda/sm90/backward/traits.cuh"
+#include "cuda/device/ptx/wgmma.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {

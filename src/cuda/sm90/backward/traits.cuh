@@ -3,9 +3,9 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/backward/config.hpp"
 #include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/device/mask_tile.cuh"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
@@ -27,20 +27,20 @@ using QueryState = PipelineState<kQueryStages>;
 using DsState = PipelineState<kDsStages>;
 using SingleState = PipelineState<1>;
 
-// What a role of a block has behind it; where its rings stand follows. A block that is not
-// persistent has nothing behind it.
-struct Walked {
-  int key_tiles = 0;
-  int query_tiles = 0;
-  int cleared = 0;  // a loader's: key tiles with hidden keys
+// What goes with a listed query tile: which it is, and the words or ranges that tell who sees the
+// block's keys, in the order of core/mask_lists.hpp.
+template <int kWords>
+struct alignas(16) ListedQueries {
+  uint32_t words[kWords];
+  MaskTile tile;
 };
-
 template <BackwardConfig kRow, Element kElement_>
 struct BackwardTraits {
   static constexpr BackwardConfig kConfig = kRow;
   static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kConfig.band;
+  static constexpr bool kLists = kConfig.lists;
   static constexpr bool kCapped = kConfig.score == ScoreKind::kSoftcap;
   static constexpr int kHeadDim = kConfig.head_dim;
   static constexpr int kHeadDimV = kConfig.head_dim_v;
@@ -61,7 +61,7 @@ struct BackwardTraits {
   using DoutTile = SharedTile<kTileM, kHeadDimV>;
   using DsTile = SharedTile<kTileM, kTileN>;  // dS: queries × keys
 
-  struct Shared {
+  struct WithoutLists {
     uint8_t k[kKeySlots][KTile::kBytes];
     uint8_t v[VTile::kBytes];
     uint8_t q[kQueryStages][QTile::kBytes];
@@ -85,6 +85,8 @@ struct BackwardTraits {
     KeyTile work[kKeySlots];
     uint32_t never_written;  // the address of a store that never happens
   };
+  using Shared =
+      WithListed<WithoutLists, ListedQueries<kConfig.mask_words()>, kQueryStages, kLists>;
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
 
@@ -56,8 +56,9 @@ struct DecodeConfig {
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     const int tiles = stages * tile_bytes();
-    if (latent)  // Q; maxima, sums, row keys; no P, which takes the place of rope parts
-      return tiles + rows * (head_dim + head_dim_v) * 2 + rows * ((stages + 2) * 4 + 8) +
+    // Q; maxima, sums, largest scores, row keys; no P, which takes the place of rope parts
+    if (latent)
+      return tiles + rows * (head_dim + head_dim_v) * 2 + rows * ((stages + 4) * 4 + 8) +
              7 * stages * 8 + kLatentWorkBytes;
     const int operands = rows * head_dim * 2 + 2 * rows * tile_n * 2;  // Q, and P twice
     const int reductions = 4 * rows * 4 + rows * 8;
@@ -66,10 +67,10 @@ struct DecodeConfig {
     return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes + fp8 + parked;
   }
 
-  // A block leaves a part of an item that it shares. A part has so many units of 16 bytes
-  // (share.cuh).
+  // A block leaves a partial of an item that it shares. A partial has so many units of 16 bytes
+  // (partials.cuh).
   FLASH3_HOST_DEVICE constexpr int units_of_row() const { return head_dim_v / 2 + 4; }
-  FLASH3_HOST_DEVICE constexpr int part_units() const { return rows * units_of_row(); }
+  FLASH3_HOST_DEVICE constexpr int partial_units() const { return rows * units_of_row(); }
 
   static constexpr int kWorkBytes = 3072;  // work.cuh
   static constexpr int kLatentWorkBytes = 1024;

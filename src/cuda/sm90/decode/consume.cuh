@@ -33,7 +33,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
   using Base::thread_;
   using Base::wait_for;
   using typename Base::KvState;
-  using typename Base::Parts;
+  using typename Base::Partials;
   using typename Base::Scores;
   using typename Base::Sums;
   using typename Base::View;
@@ -47,14 +47,14 @@ class DecodeConsumer : DecodeSplits<Traits> {
       const DecodeRun& run = runs.run();
       load_queries<Traits>(params_, run, shared_, consumer_, thread_);
       sync_consumers();
-      Parts parts;
-      compute(run, parts);
-      this->end_run(run, parts);
+      Partials partials;
+      compute(run, partials);
+      this->end_run(run, partials);
     }
   }
 
  private:
-  __device__ __forceinline__ void compute(const DecodeRun& run, Parts& parts) {
+  __device__ __forceinline__ void compute(const DecodeRun& run, Partials& partials) {
     const int begin = uniform(run.tiles.begin), end = uniform(run.tiles.end),
               split_tiles = uniform(run.split_tiles);
     if (begin < end) {
@@ -66,7 +66,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
       issue_scores<Traits>(r_s, key_tile(state_.stage), q);
       wgmma_wait<0>();
       end_scores(r_s, state_.stage);
-      softmax<true>(run, begin, r_s, sums);
+      softmax<true>(run, begin, r_s, sums, partials);
       for (int tile = begin; tile + 1 < end; ++tile) {
         KvState next = state_;
         next.advance();
@@ -78,18 +78,18 @@ class DecodeConsumer : DecodeSplits<Traits> {
         stage_before_ = state_.stage;
         state_ = next;
         if (tile + 1 < split_end) {
-          softmax<false>(run, tile + 1, r_s, sums);
+          softmax<false>(run, tile + 1, r_s, sums, partials);
         } else {
           end_output(sums, stage_before_);
-          this->end_split(run, split++, sums, parts);
+          this->end_split(run, split++, false, sums, partials);
           split_end += split_tiles;
-          softmax<true>(run, tile + 1, r_s, sums);
+          softmax<true>(run, tile + 1, r_s, sums, partials);
         }
       }
       issue_output_of(end - 1, sums);
       end_output(sums, state_.stage);
       state_.advance();
-      this->end_split(run, split, sums, parts);
+      this->end_split(run, split, true, sums, partials);
     }
   }
 
@@ -123,8 +123,8 @@ class DecodeConsumer : DecodeSplits<Traits> {
   // Turns the scores of a tile into P in shared memory. kFirst: of a split; otherwise the product
   // of the tile before, whose V is in stage_before_, is done when this ends, for all consumers.
   template <bool kFirst>
-  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s,
-                                          Sums& sums) const {
+  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s, Sums& sums,
+                                          Partials& partials) const {
     const int first_key = tile * Traits::kTileN;
     const View view = this->view_of(first_key);
     if constexpr (Traits::kCapped) cap_scores(r_s);
@@ -135,10 +135,9 @@ class DecodeConsumer : DecodeSplits<Traits> {
     uint8_t* const p = shared_.p[consumer_][tile % 2];
     float added[kColumns];
     bool must_raise = true;
-    if constexpr (kFirst) {
-      sums.clear();
-    } else {
-      const bool within = all_within<View>(this->score(), r_s, sums.max);
+    if constexpr (kFirst) sums.clear();
+    const bool within = this->take_largest(r_s, sums, partials.largest);
+    if constexpr (!kFirst) {
       store_probabilities(view, r_s, sums.max, added, p);
       fence_shared_for_async_proxy();
       end_output(sums, stage_before_);

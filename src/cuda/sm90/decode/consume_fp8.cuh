@@ -28,7 +28,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
   using Base::store_probabilities;
   using Base::thread_;
   using typename Base::KvState;
-  using typename Base::Parts;
+  using typename Base::Partials;
   using typename Base::Scores;
   using typename Base::Sums;
   using typename Base::View;
@@ -42,14 +42,14 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
       const DecodeRun& run = runs.run();
       load_queries_fp8<Traits>(params_, run, shared_, thread_);
       sync_consumers();
-      Parts parts;
-      compute(run, parts);
-      this->end_run(run, parts);
+      Partials partials;
+      compute(run, partials);
+      this->end_run(run, partials);
     }
   }
 
  private:
-  __device__ __forceinline__ void compute(const DecodeRun& run, Parts& parts) {
+  __device__ __forceinline__ void compute(const DecodeRun& run, Partials& partials) {
     const int begin = uniform(run.tiles.begin), end = uniform(run.tiles.end),
               split_tiles = uniform(run.split_tiles);
     Sums sums;
@@ -65,7 +65,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
       state_.advance();
       is_first = tile + 1 == split_end || tile + 1 == end;
       if (!is_first) continue;
-      this->end_split(run, split++, sums, parts);
+      this->end_split(run, split++, tile + 1 == end, sums, partials);
       split_end += split_tiles;
     }
   }
@@ -117,7 +117,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
       clear_hidden_values(run, first_key);
     }
     if (is_first) sums.clear();
-    const bool within = all_within<View>(this->score(), r_s, sums.max);
+    const bool within = this->all_within(r_s, sums);
     float added[kColumns];
     bool raises = is_first;
 #pragma unroll 1

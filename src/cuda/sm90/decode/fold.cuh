@@ -3,11 +3,10 @@
 //
 // The order is fixed (work.hpp): eight splits are merged into a fold, and an item's folds into the
 // item, both from the first to the last. A block merges what its splits hold whole and leaves the
-// rest as partials in the workspace (share.cuh). Blocks behind those that compute merge these with
-// the same arithmetic, to folds and then to the item.
+// rest as partials in the workspace (partials.cuh). Blocks behind those that compute merge these
+// with the same arithmetic, to folds and then to the item.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/score/partial.hpp"
 #include "cuda/device/score/row_end.cuh"
 #include "cuda/sm90/decode/traits.cuh"
@@ -67,15 +66,23 @@ __device__ __forceinline__ float sum_of_warps(const float (&sum)[4]) {
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
+// Whether the call wants the largest scores of rows.
+template <class Traits>
+__device__ __forceinline__ bool wants_largest(const DecodeParams& params) {
+  return Traits::kMaxLogits && params.rows.max_logits.data != nullptr;
+}
+
 struct RowResult {
-  float inverse_sum, lse;
+  float inverse_sum;
+  RowValues values;
 };
 
+// largest: the row's largest score, where the call wants it. Both that and max are in base 2.
 __device__ __forceinline__ RowResult finish_row(const DecodeParams& params, float max, float sum,
-                                                int head) {
-  RowResult result = {inverse_of(sum), lse_of(sum, [&] { return max; })};
+                                                float largest, int head) {
+  RowResult result = {inverse_of(sum), {lse_of(sum, [&] { return max; }), largest * kLn2}};
   if (params.sink.data != nullptr)
-    add_sink(load_sink(params.sink, head), result.inverse_sum, result.lse);
+    add_sink(load_sink(params.sink, head), result.inverse_sum, result.values.lse);
   return result;
 }
 
@@ -128,33 +135,26 @@ struct OutRow {
   }
 };
 
-__device__ __forceinline__ void store_row_lse(const DecodeParams& params, const DecodeRun& run,
-                                              const QueryRow& row, float lse) {
-  if (params.lse == nullptr) return;
-  params.lse[run.batch * params.lse_stride_batch + row.head * params.lse_stride_head + run.q_row +
-             row.query] = lse;
+template <bool kMaxLogits>
+__device__ __forceinline__ void store_values(const DecodeParams& params, const DecodeRun& run,
+                                             const QueryRow& row, const RowValues& values) {
+  store_row_values<kMaxLogits>(params.rows, run.batch, row.head, run.q_row + row.query, values);
 }
 
-// The row's largest logit, of its maximum in base 2.
-__device__ __forceinline__ void store_max_logit(const DecodeParams& params, const DecodeRun& run,
-                                                const QueryRow& row, float max) {
-  params.max_logits[run.batch * params.max_logits_stride_batch +
-                    row.head * params.max_logits_stride_head + run.q_row + row.query] = max * kLn2;
-}
-
-// Stores the result of a consumer warpgroup's rows of a whole item, as store_part. sums.sum is
-// already that of all warps.
+// Stores the result of a consumer warpgroup's rows of a whole item, as store_partial. sums.sum is
+// already that of all warps; largest: as finish_row has it.
 template <class Traits>
 __device__ __forceinline__ void store_result(const DecodeParams& params, const DecodeRun& run,
-                                             const RowSums<Traits>& sums, int first_row, int rows,
-                                             int thread) {
+                                             const RowSums<Traits>& sums,
+                                             const float (&largest)[Traits::kColumns],
+                                             int first_row, int rows, int thread) {
   const int lane = thread % 32, dim = thread / 32 * 16;
 #pragma unroll
   for (int c = 0; c < Traits::kColumns; ++c) {
     const int row = first_row + c / 2 * 8 + lane % 4 * 2 + c % 2;
     if (row >= rows) continue;
     const QueryRow at = query_row(params, run, row);
-    const RowResult result = finish_row(params, sums.max[c], sums.sum[c], at.head);
+    const RowResult result = finish_row(params, sums.max[c], sums.sum[c], largest[c], at.head);
     const OutRow<Traits> out(params, run, at);
 #pragma unroll
     for (int b = 0; b < Traits::kDimBlocks; ++b)
@@ -162,13 +162,7 @@ __device__ __forceinline__ void store_result(const DecodeParams& params, const D
       for (int h = 0; h < 2; ++h)
         out.store(64 * b + dim + Traits::dim_of(lane / 4, h),
                   sums.out[b][c / 2 * 4 + 2 * h + c % 2] * result.inverse_sum);
-    if (thread < 4) store_row_lse(params, run, at, result.lse);
-  }
-  if (params.max_logits == nullptr || thread >= 4) return;
-#pragma unroll
-  for (int c = 0; c < Traits::kColumns; ++c) {
-    const int row = first_row + c / 2 * 8 + lane * 2 + c % 2;
-    if (row < rows) store_max_logit(params, run, query_row(params, run, row), sums.max[c]);
+    if (thread < 4) store_values<Traits::kMaxLogits>(params, run, at, result.values);
   }
 }
 

@@ -4,13 +4,13 @@
 //   warpgroup 0   brings K and V into shared memory (load.cuh), their scales (key_scales.cuh), and
 //                 the runs (work.cuh)
 //   the others    products, softmax (consume.cuh, consume_fp8.cuh): a warpgroup, or two
-//   other blocks  merge what these share (merge_shares.cuh)
+//   other blocks  merge what these share (merge_splits.cuh)
 #pragma once
 
 #include "cuda/sm90/decode/consume.cuh"
 #include "cuda/sm90/decode/consume_fp8.cuh"
 #include "cuda/sm90/decode/load.cuh"
-#include "cuda/sm90/decode/merge_shares.cuh"
+#include "cuda/sm90/decode/merge_splits.cuh"
 #include "cuda/sm90/device/kernel_table.hpp"
 
 namespace flash3::cuda::sm90 {

@@ -110,17 +110,10 @@ Status prepare(const ForwardProblem& problem, const TensorView& given_q, const D
   params.out_stride_row = problem.out.stride_seq;
   params.out_stride_head = problem.out.stride_head;
   params.head_dim_v = problem.head_dim_v;
-  params.lse = problem.lse.data;
-  params.lse_stride_batch = problem.lse.stride_batch;
-  params.lse_stride_head = problem.lse.stride_head;
-  params.max_logits = problem.max_logits.data;
-  params.max_logits_stride_batch = problem.max_logits.stride_batch;
-  params.max_logits_stride_head = problem.max_logits.stride_head;
+  params.rows = row_outputs(problem);
   params.sink = sink_row(problem.sink);
 
   params.scale_log2 = capped ? 1.f : problem.softmax_scale * float(kLog2E);
-  // Without slack a row's maximum is that of its scores.
-  params.slack = problem.max_logits.data ? 0.f : kDecodeSlack;
   if (capped)
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
 
@@ -134,7 +127,7 @@ Status prepare(const ForwardProblem& problem, const TensorView& given_q, const D
 
   char* const workspace = static_cast<char*>(problem.workspace);
   params.schedule = schedule_at(schedule_data(problem, plan), plan);
-  params.parts = workspace + plan.parts_offset;
+  params.partials = workspace + plan.partials_offset;
   params.slots = plan.slots;
   params.ticket = new_ticket();
   params.blocks = plan.grid;
@@ -166,7 +159,7 @@ void prepare_schedule(const ForwardProblem& problem, const DecodePlan& plan, voi
   params.groups_per_kv = plan.groups_per_kv;
   params.blocks = plan.grid / plan.cluster;
   params.slots = plan.slots;
-  params.lists_parts = plan.slots > 0 && !plan.kernel->config.latent;
+  params.lists_partials = plan.slots > 0 && !plan.kernel->config.latent;
   params.schedule = schedule_at(data, plan);
   launches->add_kernel({decode_schedule_function(), params.blocks, kDecodeScheduleThreads, 0, true},
                        &params, "launching the schedule of a decode call");

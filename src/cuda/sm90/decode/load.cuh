@@ -4,8 +4,7 @@
 // the copy engine bring them. Otherwise two warps gather them row by row.
 #pragma once
 
-#include "cuda/device/ptx/async_copy.cuh"
-#include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/copies.cuh"
 #include "cuda/sm90/decode/traits.cuh"
 #include "cuda/sm90/device/tile.cuh"
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/scales.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/decode/config.hpp"
 #include "cuda/sm90/decode/work.hpp"
 
@@ -32,19 +32,19 @@ struct alignas(128) DecodeRun {
   TileMask::Range splits;  // of the item
   int first_split;         // of the run
   short has_first, is_whole;
-  short merges, folds;          // whether it ends an item that others begin; of so many folds
-  short fold_parts, ends_item;  // parts of the fold that it ends and others begin; whether that is
-                                // the item's last
-  int next;                     // the block's next run
+  short merges, folds;             // whether it ends an item that others begin; of so many folds
+  short fold_partials, ends_item;  // partials of the fold that it ends and others begin; whether
+                                   // that is the item's last
+  int next;  // the block's next run
 };
 static_assert(sizeof(DecodeRun) == 128);
 inline constexpr int kHeadGroupWord = 2;  // of a run: launch.cpp, which has offsetof, checks it
 
-// The parts of what a block ends, in order. A part has the number of its slot among all blocks'
-// slots.
+// The partials of what a block ends, in order. A partial has the number of its slot among all
+// blocks' slots.
 struct MergeLists {
   int rows;                     // of the block's first run, if there is something to merge, or 0
-  int fold[kSplitsPerFold];     // parts of the fold that it shares with blocks before it
+  int fold[kSplitsPerFold];     // partials of the fold that it shares with blocks before it
   int folds[kMostDecodeFolds];  // folds of the item
 };
 
@@ -53,10 +53,6 @@ struct DecodeSchedule {
   DecodeRun* runs;    // the first of each block, then all others
   MergeLists* lists;  // of each block
 };
-
-// By how much, in base 2, a score may exceed its row's maximum before that is raised: p stays far
-// from the largest float16.
-inline constexpr float kDecodeSlack = 8.f;
 
 struct DecodeParams {
   TensorMap k, v;  // boxes of box_rows rows; unless rows are gathered
@@ -72,14 +68,10 @@ struct DecodeParams {
   long long out_stride_batch, out_stride_row, out_stride_head;
   int head_dim_v;
   bool out_float32;  // otherwise of q's dtype
-  float* lse;        // or null
-  long long lse_stride_batch, lse_stride_head;
-  float* max_logits;  // or null; with it slack is 0
-  long long max_logits_stride_batch, max_logits_stride_head;
+  RowOutputs rows;
   SinkRow sink;
 
   float scale_log2;  // softmax_scale · log2 e; under a softcap 1
-  float slack;       // kDecodeSlack, or 0
   Softcap softcap;   // unit: softcap · log2 e
 
   // Which element of K and V the keys of a sequence lie in: pages, or one.
@@ -93,9 +85,9 @@ struct DecodeParams {
   int heads;  // query heads of an item
   DecodeSchedule schedule;
 
-  // Shared items: what blocks have computed of them (share.cuh).
-  void* parts;
-  int slots;                  // parts of a block
+  // Shared items: what blocks have computed of them (partials.cuh).
+  void* partials;
+  int slots;                  // partials of a block
   unsigned long long ticket;  // of this launch
   int blocks;                 // that compute; those behind them merge
 
@@ -123,7 +115,8 @@ struct DecodeScheduleParams {
   int groups_per_kv;  // groups of so many heads that a KV head has
   int blocks;         // of the decode kernel
   int slots;
-  bool lists_parts;  // otherwise ends_item of a run says only whether it has the item's last split
+  bool lists_partials;  // otherwise ends_item of a run says only whether it has the item's last
+                        // split
   DecodeSchedule schedule;
 };
 

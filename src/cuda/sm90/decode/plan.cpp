@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "core/message.hpp"
-#include "cuda/sm90/decode/latent/parts.hpp"
+#include "cuda/sm90/decode/block_splits.hpp"
+#include "cuda/sm90/decode/latent/partials.hpp"
 #include "cuda/sm90/decode/latent/plan.hpp"
 #include "cuda/sm90/decode/params.h"
-#include "cuda/sm90/decode/shares.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
@@ -102,7 +102,7 @@ Index most_items(const ForwardProblem& problem, const DecodeRule& rule) {
 }
 
 // Blocks that merge what others share: few rows each, since a multiprocessor reads 15 to 30 GB/s of
-// parts, and less where other blocks compute on it too, as those of e4m3 do.
+// partials, and less where other blocks compute on it too, as those of e4m3 do.
 int mergers_of(const DecodePlan& plan, Index most_queries, int most_blocks) {
   const DecodeConfig& config = plan.kernel->config;
   if (config.latent || plan.most_splits == 1 || plan.grid == 1) return 0;
@@ -200,9 +200,9 @@ Status plan(const ForwardProblem& problem, const Device& device, Index most_quer
   plan->grid *= plan->cluster;
   if (plan->most_splits == 1) return {};
   plan->slots = config.latent ? kLatentSlots : slots_of_block(plan->most_splits);
-  const size_t block_bytes = size_t(plan->slots) * size_t(config.part_units()) * 16;
-  plan->parts_offset = reserve_workspace(
-      config.latent ? size_t(latent_parts_bytes(plan->grid)) : size_t(plan->grid) * block_bytes,
+  const size_t block_bytes = size_t(plan->slots) * size_t(config.partial_units()) * 16;
+  plan->partials_offset = reserve_workspace(
+      config.latent ? size_t(latent_partials_bytes(plan->grid)) : size_t(plan->grid) * block_bytes,
       workspace);
   return {};
 }

@@ -39,11 +39,11 @@ struct DecodePlan {
   int grid = 0;         // blocks that compute
   int mergers = 0;      // blocks behind them, which merge what they share
   int cluster = 1;      // blocks that read the same keys, for different heads
-  int slots = 0;        // parts of a block
+  int slots = 0;        // partials of a block
   int most_splits = 0;  // of any sequence of the call
   int64_t most_items = 0;
   size_t schedule_bytes = 0, lists_offset = 0;  // the schedule, and the lists in it
-  size_t schedule_offset = 0, parts_offset = 0;
+  size_t schedule_offset = 0, partials_offset = 0;
 };
 
 // Whether there are decode kernels for q of this dtype, and for its keys.

@@ -2,6 +2,7 @@
 // Brings 16-bit queries of an item into shared memory.
 #pragma once
 
+#include "cuda/device/score/tree_mask.cuh"
 #include "cuda/sm90/decode/fold.cuh"
 #include "cuda/sm90/device/tile.cuh"
 

@@ -7,9 +7,9 @@
 
 #include "cuda/device/ptx/arithmetic.cuh"
 #include "cuda/device/ptx/sync.cuh"
+#include "cuda/sm90/decode/block_splits.hpp"
 #include "cuda/sm90/decode/config.hpp"
 #include "cuda/sm90/decode/params.h"
-#include "cuda/sm90/decode/shares.hpp"
 
 namespace flash3::cuda::sm90 {
 
@@ -209,7 +209,7 @@ class RunWalk {
     run.k_length = s.k_length;
     run.mask = mask_of(rule, s);
     run.keys = seen_keys(rule, s, queries);
-    // An item that sees no key leaves no parts, though blocks may share it.
+    // An item that sees no key leaves no partials, though blocks may share it.
     run.splits = run.keys.empty() ? TileMask::Range{s.split_begin, s.split_begin}
                                   : splits_of(rule, s, run.keys);
     run.split_tiles = s.split_tiles;
@@ -220,7 +220,7 @@ class RunWalk {
     run.has_first = from == s.split_begin;
     run.is_whole = run.has_first && to == s.split_end;
     run.merges = !run.has_first && to == s.split_end;
-    run.folds = run.fold_parts = run.ends_item = 0;
+    run.folds = run.fold_partials = run.ends_item = 0;
     of_item.cost = item_cost(rule, s);
     of_item.at = at_.head_group * of_group_ + at_.before + DecodeCost(item) * of_item.cost;
     of_item.split_begin = s.split_begin;
@@ -258,13 +258,13 @@ __device__ __forceinline__ TileMask::Range find_sharers(const DecodeSchedulePara
   return {first, last};
 }
 
-// The share of a block that has the splits from `from` to `to` of the sequence.
-__device__ __forceinline__ BlockShare share_of(const ItemRun& item, int from, int to) {
-  return BlockShare::of(item.run.splits, from == item.split_begin, from, to);
+// The splits in the item of a block that has those from `from` to `to` of the sequence.
+__device__ __forceinline__ BlockSplits block_splits(const ItemRun& item, int from, int to) {
+  return BlockSplits::of(item.run.splits, from == item.split_begin, from, to);
 }
 
 // Lists slots of the blocks that share an item, in order, and returns how many. slots_of() names
-// those of one block's share. One warp calls it; each lane has one block at a time.
+// those of one block's splits. One warp calls it; each lane has one block at a time.
 template <class SlotsOf>
 __device__ __forceinline__ int list_slots(const DecodeScheduleParams& params, const ItemRun& item,
                                           const TileMask::Range& blocks, const short* starts,
@@ -276,7 +276,7 @@ __device__ __forceinline__ int list_slots(const DecodeScheduleParams& params, co
     const int i = i0 + lane, block = blocks.begin + i;
     BlockSlots own;
     if (block < blocks.end && starts[i] < starts[i + 1])
-      own = slots_of(share_of(item, starts[i], starts[i + 1]));
+      own = slots_of(block_splits(item, starts[i], starts[i + 1]));
     int at = own.size();
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -296,32 +296,32 @@ __device__ __forceinline__ int list_slots(const DecodeScheduleParams& params, co
 
 // Lists what is to be merged of an item that the block does not begin: the fold that it ends, if
 // another block begins it, and the item, if the block has its last split. One warp calls it.
-__device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, const DecodeCut& cut,
-                                           ItemRun& item, short* starts) {
+__device__ __forceinline__ void list_partials(const DecodeScheduleParams& params,
+                                              const DecodeCut& cut, ItemRun& item, short* starts) {
   DecodeRun& run = item.run;
   MergeLists& lists = params.schedule.lists[blockIdx.x];
   const TileMask::Range blocks = find_sharers(params, cut, item, starts);
   const int index = int(blockIdx.x) - blocks.begin, splits = run.splits.size(),
             folds = ceil_div(splits, kSplitsPerFold), slots = params.slots;
-  const BlockShare own = share_of(item, starts[index], starts[index + 1]);
+  const BlockSplits own = block_splits(item, starts[index], starts[index + 1]);
   const bool shares_fold = own.ends_shared_fold(splits), merges = run.merges != 0;
   const int fold = own.begin / kSplitsPerFold;
   const bool ends_item = merges && shares_fold && fold + 1 == folds;
-  int fold_parts = 0, parts = 0;
+  int fold_partials = 0, partials = 0;
   if (shares_fold)
-    fold_parts = list_slots(params, item, blocks, starts, lists.fold, [&](const BlockShare& share) {
-      return share.slots_of_fold(fold, slots);
-    });
+    fold_partials =
+        list_slots(params, item, blocks, starts, lists.fold,
+                   [&](const BlockSplits& of) { return of.slots_of_fold(fold, slots); });
   if (merges)
-    parts = list_slots(params, item, blocks, starts, lists.folds, [&](const BlockShare& share) {
-      return share.slots_of_folds(ends_item ? folds - 1 : folds, splits, slots);
+    partials = list_slots(params, item, blocks, starts, lists.folds, [&](const BlockSplits& of) {
+      return of.slots_of_folds(ends_item ? folds - 1 : folds, splits, slots);
     });
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
     lists.rows = shares_fold || merges ? run.rows : 0;
-    run.fold_parts = short(fold_parts);
+    run.fold_partials = short(fold_partials);
     run.ends_item = ends_item;
-    run.folds = short(parts);
+    run.folds = short(partials);
   }
   __syncwarp();
 }
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
   find_work(params, places);
   if (threadIdx.x >= 32) return;
   const int lane = threadIdx.x;
-  if (params.lists_parts && lane == 0) params.schedule.lists[blockIdx.x].rows = 0;
+  if (params.lists_partials && lane == 0) params.schedule.lists[blockIdx.x].rows = 0;
   RunWalk walk(params, places);
   int next = 0;
   for (int count = 0;; ++count) {
@@ -344,8 +344,8 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
     if (lane == 0) item.run.exists = exists;
     __syncwarp();
     if (exists && !item.run.has_first) {
-      if (params.lists_parts) {
-        list_parts(params, places.cut, item, starts);
+      if (params.lists_partials) {
+        list_partials(params, places.cut, item, starts);
       } else if (lane == 0) {
         item.run.ends_item = item.run.merges;
         item.run.merges = 0;

@@ -4,6 +4,7 @@
 // memory.
 #pragma once
 
+#include "cuda/device/score/key_blocks.hpp"
 #include "cuda/device/score/softcap.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/decode/fold.cuh"
@@ -35,6 +36,7 @@ class DecodeSoftmax {
                        kKeyBlocks = Traits::kKeyBlocks, kDimBlocks = Traits::kDimBlocks;
   using View = KeyBlocks<kKeyBlocks, kRows / 2>;
   using Scores = typename View::Scores;
+  static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
 
   __device__ __forceinline__ int barrier() const {
     static_assert(Traits::kConsumers <= 2);
@@ -98,7 +100,7 @@ class DecodeSoftmax {
   using Score = cuda::Score<ScoreKind::kPlain>;
   __device__ __forceinline__ Score score() const {
     const float scale_log2 = Traits::kFp8 ? 1.f : params_.scale_log2;
-    return {{scale_log2}, params_.slack / scale_log2};
+    return {{scale_log2}, kSlack / scale_log2};
   }
 
   // P = 2^(c·s − c·m), rounded, to shared memory; added: this thread's sums of them.
@@ -170,6 +172,37 @@ class DecodeSoftmax {
     return shared_.reduction[consumer_][warp][c / 2 * 8 + thread_ % 4 * 2 + c % 2];
   }
 
+  __device__ __forceinline__ float largest_of_warps(int c) const {
+    return fmaxf(fmaxf(of_warp(0, c), of_warp(1, c)), fmaxf(of_warp(2, c), of_warp(3, c)));
+  }
+
+  // Whether the maxima serve all of this thread's scores.
+  __device__ __forceinline__ bool all_within(const Scores& r_s, const Sums& split) const {
+    bool within = true;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const float limit = score().limit(split.max[c]);
+#pragma unroll
+      for (int k = 0; k < View::kKeys; ++k) within &= View::at(r_s, c, k) <= limit;  // a NaN is not
+    }
+    return within;
+  }
+
+  // The same, by the largest of them, which become the largest of the run where they are.
+  __device__ __forceinline__ bool take_largest(const Scores& r_s, const Sums& split,
+                                               float (&of_run)[kColumns]) const {
+    bool within = true;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      float largest = View::at(r_s, c, 0);
+#pragma unroll
+      for (int k = 1; k < View::kKeys; ++k) largest = fmaxf(largest, View::at(r_s, c, k));
+      within &= largest <= score().limit(split.max[c]);
+      of_run[c] = fmaxf(of_run[c], largest);
+    }
+    return within;
+  }
+
   // Raises the maxima that a tile demands, and only those, so that no row's bits depend on others.
   template <bool kFirst>
   __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& split) const {
@@ -180,8 +213,7 @@ class DecodeSoftmax {
     exchange(largest);
     float alpha[kColumns];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      largest[c] = fmaxf(fmaxf(of_warp(0, c), of_warp(1, c)), fmaxf(of_warp(2, c), of_warp(3, c)));
+    for (int c = 0; c < kColumns; ++c) largest[c] = largest_of_warps(c);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float old = split.max[c];

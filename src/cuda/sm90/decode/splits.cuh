@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a consumer does where a split or a run ends: it merges what the block has whole, and leaves
-// the rest as parts for others (share.cuh).
+// the rest as partials for others (partials.cuh).
 #pragma once
 
-#include "cuda/sm90/decode/share.cuh"
+#include "cuda/sm90/decode/partials.cuh"
 #include "cuda/sm90/decode/softmax.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -17,10 +17,12 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   using Base::exchange;
   using Base::kColumns;
   using Base::kDimBlocks;
+  using Base::largest_of_warps;
   using Base::of_warp;
   using Base::params_;
   using Base::reduce_lanes;
   using Base::score;
+  using Base::sync_consumers;
   using Base::thread_;
   using typename Base::Sums;
 
@@ -28,23 +30,45 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   static constexpr bool kParks = Traits::kConfig.parks;
 
   // What a run's splits have been merged into so far.
-  struct Parts {
+  struct Partials {
     Sums fold;
     Choice<kParks, typename Traits::Nothing, Sums> all;  // or parked
     bool no_fold = true, no_all = true;                  // nothing there yet
-    int slot = 0;  // of the next part, of a run that begins inside the item
+    float largest[kColumns];  // score of a row in the run, among this thread's keys, for max_logits
+    int slot = 0;             // of the next partial, of a run that begins inside the item
+
+    __device__ __forceinline__ Partials() {
+#pragma unroll
+      for (float& x : largest) x = -kInfinity;
+    }
   };
 
-  __device__ __forceinline__ void store(const Sums& sums, int rows, int slot) const {
-    store_part<Traits>(sums, part_at<Traits>(params_, blockIdx.x * params_.slots + slot),
-                       params_.ticket, consumer_ * kRows, rows, thread_);
+  // beside_sum: as store_partial has it.
+  __device__ __forceinline__ void store(const Sums& sums, const float (&beside_sum)[kColumns],
+                                        int rows, int slot) const {
+    store_partial<Traits>(sums, beside_sum,
+                          partial_at<Traits>(params_, blockIdx.x * params_.slots + slot),
+                          params_.ticket, consumer_ * kRows, rows, thread_);
   }
 
-  __device__ __forceinline__ Sums all_of(const Parts& parts) const {
+  // The largest scores of rows in the run, in base 2; of this thread's keys to begin with. All have
+  // read what the warps exchange when this returns.
+  __device__ __forceinline__ void find_largest(float (&largest)[kColumns]) const {
+    reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
+    exchange(largest);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const float x = largest_of_warps(c);
+      largest[c] = x == -kInfinity ? x : score().shift_of(x);
+    }
+    sync_consumers();
+  }
+
+  __device__ __forceinline__ Sums all_of(const Partials& partials) const {
     if constexpr (kParks)
       return parked();
     else
-      return parts.all;
+      return partials.all;
   }
 
   // ---- sums in shared memory ----
@@ -91,9 +115,10 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
     return sums;
   }
 
-  // A split as fold.cuh has it: sums of the warp's keys, and the maximum in base 2.
-  __device__ __forceinline__ void end_split(const DecodeRun& run, int index, Sums& split,
-                                            Parts& parts) const {
+  // A split as fold.cuh has it: sums of the warp's keys, and the maximum in base 2. What the run's
+  // last one makes whole end_run() stores.
+  __device__ __forceinline__ void end_split(const DecodeRun& run, int index, bool is_last,
+                                            Sums& split, Partials& partials) const {
     reduce_lanes(split.sum, [](float x, float y) { return x + y; });
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
@@ -105,49 +130,56 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
     // Part of a fold that another block has begun.
     const bool is_single = !has_first && in_item / kSplitsPerFold * kSplitsPerFold <
                                              run.first_split - run.splits.begin;
-    fold<Traits>(parts.fold, split, parts.no_fold);
-    parts.no_fold = ends_fold || is_single;
-    if (!parts.no_fold) return;
+    fold<Traits>(partials.fold, split, partials.no_fold);
+    partials.no_fold = (ends_fold || is_single) && (has_first || !is_last);
+    if (!partials.no_fold) return;
     if (has_first) {
       if constexpr (kParks)
-        fold_parked(parts.fold, parts.no_all);
+        fold_parked(partials.fold, partials.no_all);
       else
-        fold<Traits>(parts.all, parts.fold, parts.no_all);
-      parts.no_all = false;
+        fold<Traits>(partials.all, partials.fold, partials.no_all);
+      partials.no_all = false;
     } else {
-      store(parts.fold, run.rows, parts.slot++);
+      store(partials.fold, partials.fold.max, run.rows, partials.slot++);
     }
   }
 
-  __device__ __forceinline__ void store_whole(const DecodeRun& run, Parts& parts) const {
-    Sums all = all_of(parts);
-    if (parts.no_all) all.clear();
+  __device__ __forceinline__ void store_whole(const DecodeRun& run,
+                                              const Partials& partials) const {
+    Sums all = all_of(partials);
+    if (partials.no_all) all.clear();
     exchange(all.sum);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
       all.sum[c] = sum_of_warps({of_warp(0, c), of_warp(1, c), of_warp(2, c), of_warp(3, c)});
-    store_result<Traits>(params_, run, all, consumer_ * kRows, run.rows, thread_);
+    store_result<Traits>(params_, run, all, partials.largest, consumer_ * kRows, run.rows, thread_);
   }
 
-  __device__ __forceinline__ void end_run(const DecodeRun& run, Parts& parts) const {
+  __device__ __forceinline__ void end_run(const DecodeRun& run, Partials& partials) const {
+    if (wants_largest<Traits>(params_)) find_largest(partials.largest);
     if (run.is_whole)
-      store_whole(run, parts);
+      store_whole(run, partials);
     else
-      store_parts(run, parts);
+      store_partials(run, partials);
   }
 
  private:
   // What remains at the end of a run that others share: finished folds and the one begun.
-  __device__ __forceinline__ void store_parts(const DecodeRun& run, Parts& parts) const {
-    Sums all = all_of(parts);
+  __device__ __forceinline__ void store_partials(const DecodeRun& run, Partials& partials) const {
+    Sums all = all_of(partials);
+    const bool has_largest = wants_largest<Traits>(params_) && thread_ / 32 == kLargestWarp;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
-      if (!parts.no_all)
-        store(all, run.rows,
+      float beside_sum[kColumns];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        beside_sum[c] = has_largest ? partials.largest[c] : all.max[c];
+      if (!partials.no_all)
+        store(all, beside_sum, run.rows,
               run.has_first ? params_.slots - (i == 0 ? kFirstFoldsSlot : kBegunFoldSlot)
-                            : parts.slot);
-      all = parts.fold;
-      parts.no_all = parts.no_fold;
+                            : partials.slot);
+      all = partials.fold;
+      partials.no_all = partials.no_fold;
     }
   }
 };

@@ -30,6 +30,7 @@ struct DecodeTraits {
   static constexpr Element kKeys = kKeys_;
   static constexpr bool kFp8 = kKeys == Element::kE4m3;
   static constexpr Element kElement = kFp8 ? Element::kFloat16 : kKeys;  // of the products
+  static constexpr bool kMaxLogits = !kFp8;  // e4m3: scores hold the scale of a value
   static constexpr DecodeConfig kConfig = kRow;
   static constexpr int kConsumers = kConfig.consumers;     // warpgroups
   static constexpr int kRows = kConfig.rows / kConsumers;  // of one consumer warpgroup

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/sm90/decode/config.hpp"
 #include "cuda/sm90/decode/params.h"

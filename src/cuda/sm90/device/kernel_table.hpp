@@ -3,7 +3,7 @@
 // element type that the row holds. Host and device.
 #pragma once
 
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
 

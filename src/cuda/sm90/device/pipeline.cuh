@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting, and what keeps warpgroups in step: mbarriers in shared memory (producers and consumers)
-// and the hardware's named barriers (among consumers); rings between a producer and the consumers,
-// and ping-pong among the consumers. In a build with FLASH3_DEBUG_BARRIERS a wait that lasts
+// and the hardware's named barriers (among consumers); rings between a producer and the consumers.
+// In a build with FLASH3_DEBUG_BARRIERS a wait that lasts
 // seconds prints the barrier's name and traps.
 //
 // A ring is a circular buffer of shared-memory stages:
@@ -11,7 +11,6 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/sync.cuh"
 
 #if defined(FLASH3_DEBUG_BARRIERS)
@@ -121,65 +120,5 @@ struct RingBarriers {
     }
   }
 };
-
-// Ping-pong between the consumer warpgroups (FlashAttention-3, §3.1): warpgroup w issues its GEMMs
-// after warpgroup w − 1 has, round robin, so that one's softmax runs under the other's GEMMs.
-// kFirst: the hardware barrier of warpgroup 0.
-template <int kWarpgroups, auto kFirst>
-struct PingPongBarrier {
-  int warpgroup;
-
-  // The last warpgroup lets the first one begin.
-  __device__ __forceinline__ void start() const {
-    if (warpgroup == kWarpgroups - 1) arrive();
-  }
-  // Waits until this warpgroup may issue.
-  __device__ __forceinline__ void wait() const { sync(kFirst, warpgroup, 2 * kWarpgroupThreads); }
-  // Lets the next warpgroup issue.
-  __device__ __forceinline__ void arrive() const {
-    const int next = warpgroup == kWarpgroups - 1 ? 0 : warpgroup + 1;
-    sm90::arrive(kFirst, next, 2 * kWarpgroupThreads);
-  }
-  // Takes the arrival that is left over, so that no barrier stays half full.
-  __device__ __forceinline__ void finish() const {
-    if (warpgroup == 0) wait();
-  }
-};
-
-// ---- stages as constants ----
-
-// A number that is part of the type, for lambdas: f(Constant<1>{}) with `constexpr int i = c.value`
-// inside.
-template <int kValue>
-struct Constant {
-  static constexpr int value = kValue;
-};
-
-// Calls f with the run-time i, 0 ≤ i < kCount, as a constant: one copy of f for each value.
-template <int kCount, int kFirst = 0, class F>
-__device__ __forceinline__ void as_constant(int i, const F& f) {
-  if constexpr (kFirst == kCount - 1) {
-    f(Constant<kFirst>{});
-  } else if (i == kFirst) {
-    f(Constant<kFirst>{});
-  } else {
-    as_constant<kCount, kFirst + 1>(i, f);
-  }
-}
-
-// Calls first(i) and then second(i), both with i as a constant; with kOnce second() has one copy
-// for all values.
-template <int kCount, bool kOnce, class First, class Second>
-__device__ __forceinline__ void as_constant_then(int i, const First& first, const Second& second) {
-  if constexpr (kOnce) {
-    as_constant<kCount>(i, [&](auto constant) { first(constant.value); });
-    second(i);
-  } else {
-    as_constant<kCount>(i, [&](auto constant) {
-      first(constant.value);
-      second(constant.value);
-    });
-  }
-}
 
 }  // namespace flash3::cuda::sm90

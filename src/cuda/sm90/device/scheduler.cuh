@@ -6,7 +6,6 @@
 // so after its first each block takes the next one from a counter in global memory.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/device/tile_schedule.hpp"
 #include "cuda/sm90/device/pipeline.cuh"
@@ -98,12 +97,18 @@ class SequenceWalk {
   int place_ = 0;
 };
 
+// What becomes of a work tile's keys: they are those of the band already.
+struct KeysOfBand {
+  __device__ void operator()(WorkTile&) const {}
+};
+
 // Writes the index-th tile, and the sequences that share it. By a whole warp. kListed: sequences
 // are listed with their tiles whatever the launch.
-template <int kTileN, bool kBand, bool kListed>
+template <int kTileN, bool kBand, bool kListed, class KeysOf>
 __device__ __forceinline__ void write_tile(const TileSchedule& schedule, SequenceWalk& walk,
                                            int index, WorkTile& work,
-                                           ListedSequence (&slots)[kMaxSlots]) {
+                                           ListedSequence (&slots)[kMaxSlots],
+                                           const KeysOf& keys_of) {
   const int lane = threadIdx.x % 32;
   const SequenceList& list = schedule.sequences;
   if (kListed || list.first_tile != nullptr) {
@@ -115,6 +120,7 @@ __device__ __forceinline__ void write_tile(const TileSchedule& schedule, Sequenc
     return;
   }
   if (lane == 0) work = work_tile_at(schedule, kTileN, kBand, index);
+  if (lane == 0 && work.valid) keys_of(work);
   if (schedule.slot_rows == 0) return;
   __syncwarp();
   const int first = work.query / schedule.slot_rows;
@@ -126,8 +132,10 @@ __device__ __forceinline__ void write_tile(const TileSchedule& schedule, Sequenc
 // allow: a block that held one in reserve while its present one is still long would leave others
 // idle at the end. kAllWait: all lanes wait until it is wanted, not one. A warp of which one lane
 // waits turns between two branches, in issue slots that FP8's consumers lack.
-template <int kTileN, bool kBand, bool kListed = false, bool kAllWait = false>
-__device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, TileRing& ring) {
+template <int kTileN, bool kBand, bool kListed = false, bool kAllWait = false,
+          class KeysOf = KeysOfBand>
+__device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, TileRing& ring,
+                                               const KeysOf& keys_of = {}) {
   PipelineState<kTileSlots> slot;
   const bool leader = threadIdx.x % 32 == 0;
   const TileCounter counter(schedule);
@@ -137,7 +145,8 @@ __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, Til
   for (int index = blockIdx.x;;) {
     wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, "tile_empty");
     WorkTile& work = ring.tiles[slot.stage];
-    write_tile<kTileN, kBand, kListed>(schedule, walk, index, work, ring.slots[slot.stage]);
+    write_tile<kTileN, kBand, kListed>(schedule, walk, index, work, ring.slots[slot.stage],
+                                       keys_of);
     __syncwarp();
     const bool valid = work.valid;
     arrive(&ring.barriers.full[slot.stage]);

@@ -10,10 +10,10 @@
 //                    + 16 · ((col % kChunk / kPiece) ^ xor(row)) + kElementBytes · (col % kPiece)
 #pragma once
 
-#include "cuda/device/ptx/bulk_copy.cuh"
 #include "cuda/device/ptx/compiler.cuh"
+#include "cuda/device/ptx/copies.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/device/pipeline.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -58,7 +58,7 @@ struct SharedTile {
 
 // ---- products ----
 
-// The two products of attention on one warpgroup: 64 query rows, accumulators in registers.
+// The two products of attention on one warpgroup: 64 rows, accumulators in registers.
 //
 // Accumulator fragment (PTX ISA 9.7.15.5.2.2, m64nN): thread t of the warpgroup holds rows
 // r0 = 16·(t / 32) + t % 32 / 4 and r0 + 8; element 4j + 2h + e is row r0 + 8h, column 8j + 2·(t %
@@ -71,30 +71,32 @@ __device__ __forceinline__ Descriptor descriptor(Descriptor layout, const void* 
   return layout + int(__cvta_generic_to_shared(shared));
 }
 
-// Issues S = Q·Kᵀ, S [64, QTile, KTile::kRows], and commits it as one group.
-template <Element T, class QTile, class KTile>
-__device__ __forceinline__ void issue_qk(float (&r_s)[KTile::kRows / 2], Descriptor q,
-                                         Descriptor k) {
-  static_assert(QTile::kCols == KTile::kCols);
-  mark_undefined(r_s);
+// Issues D = A·Bᵀ, 64 rows of ATile by the rows of BTile, and commits it as one group: S = Q·Kᵀ, or
+// its transpose, or dPᵀ = V·dOutᵀ.
+template <Element T, class ATile, class BTile>
+__device__ __forceinline__ void issue_abt(float (&r)[BTile::kRows / 2], Descriptor a,
+                                          Descriptor b) {
+  static_assert(ATile::kCols == BTile::kCols);
+  mark_undefined(r);
   wgmma_fence();
 #pragma unroll
-  for (int col = 0; col < QTile::kCols; col += QTile::kStep) {
-    Wgmma<T, KTile::kRows>::ss(r_s, q + QTile::k_step(col), k + KTile::k_step(col), col != 0);
+  for (int col = 0; col < ATile::kCols; col += ATile::kStep) {
+    Wgmma<T, BTile::kRows>::ss(r, a + ATile::k_step(col), b + BTile::k_step(col), col != 0);
   }
   wgmma_commit();
 }
 
-// Issues O += P·V, P [64, VTile::kRows] packed by pack_probabilities, and commits it as one group.
-template <Element T, class VTile>
-__device__ __forceinline__ void issue_pv(float (&r_o)[VTile::kCols / 2],
-                                         uint32_t (&r_p)[VTile::kRows / 4], Descriptor v) {
-  fence_operand(r_o);
-  fence_operand(r_p);
+// Issues D += A·B, A [64, BTile::kRows] packed by pack_probabilities, and commits it as one group:
+// O += P·V, dV += Pᵀ·dOut or dK += dSᵀ·Q.
+template <Element T, class BTile>
+__device__ __forceinline__ void issue_add_ab(float (&r)[BTile::kCols / 2],
+                                             uint32_t (&r_a)[BTile::kRows / 4], Descriptor b) {
+  fence_operand(r);
+  fence_operand(r_a);
   wgmma_fence();
 #pragma unroll
-  for (int row = 0; row < VTile::kRows; row += 16) {
-    Wgmma<T, VTile::kCols>::rs(r_o, &r_p[row / 4], v + VTile::mn_step(row), true);
+  for (int row = 0; row < BTile::kRows; row += 16) {
+    Wgmma<T, BTile::kCols>::rs(r, &r_a[row / 4], b + BTile::mn_step(row), true);
   }
   wgmma_commit();
 }

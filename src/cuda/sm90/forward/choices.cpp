@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/key_parts.hpp"
+#include "cuda/device/key_splits.hpp"
 #include "cuda/sm90/forward/estimate.hpp"
 #include "cuda/sm90/forward/tile_table.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
@@ -84,7 +84,7 @@ bool reads_cache(const ForwardProblem& problem) {
 bool has_few_tiles(const ForwardProblem& problem) {
   constexpr int64_t kTileQueries = 128;
   return reads_cache(problem) && problem.sequences_q.bounded && slot_rows_of(problem) == 0 &&
-         most_key_parts(problem.heads_q * ceil_div(problem.seq_q, kTileQueries)) > 1;
+         most_key_splits(problem.heads_q * ceil_div(problem.seq_q, kTileQueries)) > 1;
 }
 
 // Whether the call runs in a split kernel. None is wider than the kernel that takes the call
@@ -95,7 +95,7 @@ bool splits_keys(const ForwardProblem& problem, Element element) {
   const bool widened = problem.widens_keys();
   const auto takes = [&](const ForwardConfig& c, bool paged, bool split) {
     return c.holds(element) && c.widened() == widened && c.score == score_kind(problem) &&
-           c.paged == paged && c.split == split && c.head_dim >= problem.head_dim &&
+           c.paged == paged && c.split == split && !c.lists && c.head_dim >= problem.head_dim &&
            c.head_dim_v >= problem.head_dim_v;
   };
   const auto narrowest = [&](bool paged, bool split) {
@@ -130,7 +130,8 @@ void for_each_choice(const ForwardProblem& problem,
   const Element element = element_type(problem.dtype);
   const ScoreKind score = score_kind(problem);
   const bool band = needs_band(problem), split = splits_keys(problem, element),
-             widened = problem.widens_keys(), paged = split || widened || has_table(problem);
+             lists = problem.mask_lists.given, widened = problem.widens_keys(),
+             paged = split || widened || has_table(problem);
   const bool two_levels = sums_in_two_levels(problem);
   // In FP8 paged kernels alone pack heads: where no table leads to the keys they serve for that.
   const bool packs_in_paged = element == Element::kE4m3 && !paged && reads_cache(problem);
@@ -140,8 +141,9 @@ void for_each_choice(const ForwardProblem& problem,
   for (const ForwardKernel& kernel : forward_kernels(element)) {
     const ForwardConfig& c = kernel.config;
     const bool serves = c.paged == paged || (c.paged && packs_in_paged);
-    if (c.score != score || !serves || c.split != split || c.widened() != widened ||
-        c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) {
+    if (c.score != score || !serves || c.split != split || c.lists != lists ||
+        c.widened() != widened || c.head_dim < problem.head_dim ||
+        c.head_dim_v < problem.head_dim_v) {
       continue;
     }
     if (!narrowest) narrowest = &c;
@@ -149,9 +151,11 @@ void for_each_choice(const ForwardProblem& problem,
     if (c.fp8() && two_levels && has_two_level_rival(c)) continue;
     if (has_block_scales(problem) && int(kScaleBlock) % c.tile_n != 0) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
-    if (c.paged ? cache_box_rows(problem.cache, c.rows_at_once()) == 0 : c.band != band) continue;
+    if (c.paged ? cache_box_rows(problem.cache, rows_at_once(c)) == 0 : !lists && c.band != band)
+      continue;
     if (c.paged == paged) visit(ForwardChoice{&kernel, HeadPack{}});
     if (c.fp8() && !c.row_scales()) continue;  // a warpgroup's rows have one scale
+    if (c.lists) continue;                     // a list is of one head
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
     for (int heads = 2; heads <= most; ++heads) {
       if (problem.queries_per_kv_head() % heads == 0)

@@ -14,6 +14,9 @@
 
 namespace flash3::cuda::sm90 {
 
+// Keys that boxes of pages must divide.
+constexpr int rows_at_once(const ForwardConfig& c) { return c.widened() ? c.raw_rows() : c.tile_n; }
+
 struct ForwardKernel {
   std::string id;  // "fwd_bf16_d128_band_192x80", "fwd_bf16_d128_softcap_128x128"
   Element element;

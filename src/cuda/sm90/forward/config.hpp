@@ -3,16 +3,14 @@
 // NVRTC-clean: host and kernels have it alike.
 #pragma once
 
+#include "core/mask_lists.hpp"
 #include "core/scales.hpp"
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
 
 // Columns of FP8's transposed tile of V: 16-byte pieces are swizzled in groups of four or eight.
 FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return round_up(tile_n, 64); }
-
-// flush_tiles of a call that never flushes.
-inline constexpr int kNeverFlush = 1 << 30;
 
 // What Q, K and V are: float16 or bfloat16; FP8; or FP8 keys and values under a Q of 16 bits, which
 // become 16-bit on their way to the tensor cores.
@@ -35,11 +33,12 @@ FLASH3_HOST_DEVICE constexpr RegisterSplit register_split(bool more_for_producer
 struct ForwardConfig {
   int head_dim = 0;
   int head_dim_v = 0;
-  bool band = false;  // masks by the band; otherwise only the end of the keys
+  bool band = false;   // masks by the band; otherwise only the end of the keys
+  bool lists = false;  // walks the lists of a mask (load_lists.cuh)
   ScoreKind score = ScoreKind::kPlain;
   Operands operands = Operands::k16Bit;
   bool paged = false;  // a table may tell where keys lie (load_pages.cuh, load_fp8_pages.cuh)
-  bool split = false;  // the keys of a work tile may be parts of several blocks (split.cuh)
+  bool split = false;  // several blocks may share the keys of a work tile (split.cuh)
   int tile_n = 0;
   int warpgroups = 0;
   int stages = 0;
@@ -66,10 +65,6 @@ struct ForwardConfig {
   }
   FLASH3_HOST_DEVICE constexpr bool widened() const { return operands == Operands::kWidened; }
   FLASH3_HOST_DEVICE constexpr int element_bytes() const { return fp8() ? 1 : 2; }
-  // Of K and V in memory.
-  FLASH3_HOST_DEVICE constexpr int key_element_bytes() const {
-    return operands == Operands::k16Bit ? 2 : 1;
-  }
 
   // Parts in which a tile of V comes: with room for one tile alone, one part of it is loaded while
   // the other is transposed.
@@ -79,7 +74,7 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
   FLASH3_HOST_DEVICE constexpr int accumulators() const { return (tile_n + head_dim_v) / 2; }
   // FP8's producer transposes V as well, and where keys lie in pages it looks them up; another
-  // widens K and V; a split kernel's finds and awaits parts.
+  // widens K and V; a split kernel's finds and awaits splits.
   FLASH3_HOST_DEVICE constexpr bool needs_producer_registers() const {
     return split || widened() || (fp8() && (paged || accumulators() < 160));
   }
@@ -103,8 +98,6 @@ struct ForwardConfig {
   // FP8: whether each row of Q has a scale of its own, so that rows may be of several heads
   // (HeadPack). Otherwise a warpgroup's rows have one.
   FLASH3_HOST_DEVICE constexpr bool row_scales() const { return fp8() && paged; }
-  // Keys that boxes of pages must divide.
-  FLASH3_HOST_DEVICE constexpr int rows_at_once() const { return widened() ? raw_rows() : tile_n; }
   FLASH3_HOST_DEVICE constexpr int transposed_v_bytes() const {
     return transposed_v_cols(tile_n) * head_dim_v;
   }
@@ -117,8 +110,9 @@ struct ForwardConfig {
     const int scales = fp8()       ? 2 * stages * 8 + q_scales
                        : widened() ? (2 * stages + raw_stages) * 8
                                    : 0;
-    const int parts = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_parts.hpp
-    return 8 * barriers + tile_ring + rows + scales + parts;
+    const int splits_bytes = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_splits.hpp
+    const int blocks = lists ? 8 * stages : 0;                       // forward/load_lists.cuh
+    return 8 * barriers + tile_ring + rows + scales + splits_bytes + blocks;
   }
   FLASH3_HOST_DEVICE constexpr int bytes_beside_sums() const {
     return q_stages * q_bytes() +
@@ -132,11 +126,6 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr bool sums_in_shared() const {
     return two_level && bytes_beside_sums() + factors_bytes() + sums_bytes() <= kMostSharedBytes;
   }
-  // Bytes of a part's O in the workspace, of its rows' maxima and sums, and how many counters go
-  // with it (split.cuh).
-  FLASH3_HOST_DEVICE constexpr int part_out_bytes() const { return tile_m() * head_dim_v * 4; }
-  FLASH3_HOST_DEVICE constexpr int part_sum_bytes() const { return tile_m() * 32; }
-  FLASH3_HOST_DEVICE constexpr int part_counters() const { return warpgroups + 1; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     return bytes_beside_sums() + (two_level ? factors_bytes() : 0) +
            (sums_in_shared() ? sums_bytes() : 0);
@@ -146,6 +135,8 @@ struct ForwardConfig {
 constexpr bool is_valid(const ForwardConfig& c) {
   const int probability_registers = c.tile_n / 8 * c.element_bytes();
   return (!c.paged || c.band) && (!c.split || c.paged) &&
+         (!c.lists || (c.operands == Operands::k16Bit && !c.band && !c.paged &&
+                       c.tile_m() == kMaskBlock && kMaskBlock % c.tile_n == 0)) &&
          (!c.widened() ||
           (c.paged && c.raw_rows() % 16 == 0 && int(kScaleBlock) % c.tile_n == 0)) &&
          c.shared_bytes() <= kMostSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&

@@ -15,14 +15,15 @@
 
 #include "cuda/device/score/mask.cuh"
 #include "cuda/device/score/softmax.cuh"
+#include "cuda/sm90/forward/seen_keys.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 #include "cuda/sm90/forward/warp_rows.cuh"
 
 namespace flash3::cuda::sm90 {
 
-// What becomes of a split kernel's part of a work tile: split.cuh.
+// What becomes of a block's split of a work tile's keys: split.cuh.
 template <class Traits>
-struct PartRows;
+struct SplitRows;
 
 // Key tiles of a work tile, from one warpgroup's point of view.
 struct KeyTileRanges {
@@ -43,7 +44,7 @@ struct Consumer {
   using Softmax = OnlineSoftmax<Score>;
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
-  static constexpr bool kSplit = Traits::kSplit;
+  static constexpr bool kLists = Traits::kLists, kSplit = Traits::kSplit;
   // Two warpgroups leave time beside the first scores of a work tile, and registers for a second
   // mask, but for those of split kernels.
   static constexpr bool kDescribeUnderScores = Traits::kWarpgroups == 2 && !kSplit;
@@ -70,8 +71,13 @@ struct Consumer {
     Output& output;
     float (&alpha)[2];     // what the thread's two rows of `output` are to be multiplied by
     int row, key_in_tile;  // of element 0 of `scores`
+    KeysOfTile<kLists> listed;
 
-    __device__ __forceinline__ View view() const { return {row, n * kTileN + key_in_tile}; }
+    __device__ __forceinline__ View view() const {
+      int key_tile = n;
+      if constexpr (kLists) key_tile = listed.seen.tile;
+      return {row, key_tile * kTileN + key_in_tile};
+    }
   };
 
   const ForwardParams& params;
@@ -125,6 +131,7 @@ struct Consumer {
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
     const int k_length = work.sequence.k_length;
     TileMask::Range seen = loaded;
+    if constexpr (kLists) return {loaded, seen, {}};  // each key tile tells
     if constexpr (Traits::kSkipMaskedTiles)
       seen = seen_tiles(mask, k_length, queries, loaded, kTileN);
     const bool in_slots = kSlots && params.schedule.slot_rows != 0;
@@ -137,7 +144,9 @@ struct Consumer {
   template <class Tiles>
   __device__ __forceinline__ void describe_rows(const Tiles& source) const {
     const WorkTile& work = source.tile();
-    if (has_chunks(work)) {
+    if constexpr (kLists) {
+      describe_rows<false, false>(source, {});
+    } else if (has_chunks(work)) {
       describe_rows<Traits::kSlots, true>(source, work.mask);
     } else {
       describe_rows<false, true>(source, work.mask.without_chunks());
@@ -161,13 +170,29 @@ struct Consumer {
       note_keys<Traits::kBand>(params, work, mask, rows, warp_in_warpgroup, lane,
                                shared.row_keys[warp]);
   }
-  // Notes the part of a split kernel too; nobody reads the description any more.
+  // Notes the split too, in a split kernel; nobody reads the description any more.
   template <class Tiles>
   __device__ __forceinline__ void hand_back(Tiles& source) const {
     if constexpr (Traits::kSplit)
-      if (thread % 32 == 0) shared.warp_parts[warp] = shared.parts[source.stage()];
+      if (thread % 32 == 0) shared.warp_splits[warp] = shared.splits[source.stage()];
     __syncwarp();
     source.release();
+  }
+
+  __device__ __forceinline__ KeysOfTile<kLists> listed_keys() const {
+    if constexpr (!kLists) {
+      return {};
+    } else {
+      static_assert(kDescribeUnderScores, "the work tile is still there");
+      const WorkTile& work = tiles.tile();
+      return {{params.mask, work.sequence.batch, work.head_group, work.query,
+               warpgroup * kWarpgroupRows + row, warpgroup * kWarpgroupThreads + thread}};
+    }
+  }
+  // Finds out what is seen of the key tile at this stage of K, while its scores are under way.
+  __device__ __forceinline__ void read_listed_keys(Tile& tile, int stage) const {
+    if constexpr (kLists)
+      tile.listed.seen.template read<kTileN>(params.mask, tile.listed.rows, shared.listed[stage]);
   }
 
   __device__ __forceinline__ Operands make_operands() const {
@@ -190,6 +215,7 @@ struct Consumer {
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
     issue_scores(tile.scores, tile.q, k_state.stage);
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
+    read_listed_keys(tile, k_state.stage);
     meanwhile();
     tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
@@ -204,6 +230,7 @@ struct Consumer {
     ping_pong.wait();
     issue_scores(tile.scores, tile.q, stage);
     issue_output(tile, v_state_at(stage));
+    read_listed_keys(tile, stage);
   }
 
   // P of this key tile; O of the one before it comes in between.
@@ -244,8 +271,7 @@ struct Consumer {
     } else {
       tile.softmax.finish(inverse_sum, lse);
       add_sinks(params, output(), row, inverse_sum, lse);
-      store_lse(params, output(), row, lse);  // under the product
-      if constexpr (Score::kKeepsLargest) store_max_logits(params, output(), row, tile.softmax);
+      store_rows(params, output(), row, tile.softmax, lse);  // under the product
       tile.operands.scale_normalisation(inverse_sum, v_state);
     }
     if constexpr (!Store::kInPlaceOfQ) {
@@ -260,17 +286,14 @@ struct Consumer {
 
     bool is_whole = true;
     if constexpr (Traits::kSplit) {
-      is_whole = part().merge(tile.softmax, tile.output, unit);
+      is_whole = split().merge(tile.softmax, tile.output, unit);
       tile.softmax.finish(inverse_sum, lse);
       if (is_whole) add_sinks(params, output(), row, inverse_sum, lse);
       inverse_sum[0] *= unit[0], inverse_sum[1] *= unit[1];
     }
     if (is_whole) {
       Softmax::scale_rows(tile.output, inverse_sum);
-      if constexpr (Traits::kSplit) {
-        store_lse(params, output(), row, lse);
-        if constexpr (Score::kKeepsLargest) store_max_logits(params, output(), row, tile.softmax);
-      }
+      if constexpr (Traits::kSplit) store_rows(params, output(), row, tile.softmax, lse);
       Store::store(params, output(), shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
                    thread);
     }
@@ -281,8 +304,8 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ PartRows<Traits> part() const {
-    return {params.parts, shared.warp_parts[warp], warpgroup, thread};
+  __device__ __forceinline__ SplitRows<Traits> split() const {
+    return {params.splits, shared.warp_splits[warp], warpgroup, thread};
   }
 
   // Key tiles that other warpgroups' rows see and these do not: their stages go back unread.
@@ -328,7 +351,8 @@ struct Consumer {
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
     tile.operands.scale_scores(tile);
     const auto mask = [&] { mask_keys(tile); };
-    const bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
+    bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
+    if constexpr (kLists) masked = tile.listed.seen.masked;
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
@@ -338,6 +362,12 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void mask_keys(Tile& tile) const {
+    if constexpr (kLists)
+      tile.listed.seen.apply(tile.view(), tile.scores);
+    else
+      mask_keys_by_range(tile);
+  }
+  __device__ __forceinline__ void mask_keys_by_range(Tile& tile) const {
     const RowKeys(&rows)[kWarpRows] = shared.row_keys[warp];
     const RowKeys &upper = rows[row % kWarpRows], &lower = rows[row % kWarpRows + 8];
     const auto seen = [&](int r) { return Traits::kBand && r == 1 ? lower : upper; };
@@ -384,7 +414,7 @@ __device__ __forceinline__ void consume(Consumer& c) {
     if (!Consumer::kDescribeUnderScores || is_empty) c.hand_back(c.tiles);
     if (is_empty) {
       store_empty(c.params, c.output(), c.thread);
-      if constexpr (Consumer::kSplit) c.part().free();
+      if constexpr (Consumer::kSplit) c.split().free();
       continue;
     }
     c.skip_masked_tiles(keys.loaded.end - keys.seen.end);
@@ -403,7 +433,8 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .output = output,
                                  .alpha = alpha,
                                  .row = c.row,
-                                 .key_in_tile = c.key_in_tile};
+                                 .key_in_tile = c.key_in_tile,
+                                 .listed = c.listed_keys()};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/key_parts.hpp"
+#include "cuda/device/key_splits.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -20,7 +20,7 @@ KeyTiles count_key_tiles(const Mask& mask, int64_t seq_q, int64_t seq_k,
                          const ForwardConfig& config, int64_t tile_queries, int64_t m_tiles) {
   // Enough for a sum of a few straight pieces, and cheap enough for every call.
   constexpr int64_t kMaxSamples = 16;
-  const int64_t samples = std::min(m_tiles, config.band ? kMaxSamples : 1);
+  const int64_t samples = std::min(m_tiles, config.band || config.lists ? kMaxSamples : 1);
   const double step = samples > 1 ? double(m_tiles - 1) / double(samples - 1) : 0;
   int64_t sum = 0, most = 0;
   for (int64_t i = 0; i < samples; ++i) {
@@ -61,25 +61,26 @@ Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& co
   const KeyTiles keys = count_key_tiles(Mask::make(seq_q, seq_k, problem.mask_rule), seq_q, seq_k,
                                         config, tile_queries, e.m_tiles);
   const double rounds = double(e.tiles) / multiprocessors;
-  e.us = problem.is_ragged() ? rounds * us(keys.mean)
-         : config.band       ? std::max(rounds * us(keys.mean), us(double(keys.most)))
-                             : std::ceil(rounds) * us(keys.mean);
+  e.us = problem.is_ragged()           ? rounds * us(keys.mean)
+         : config.band || config.lists ? std::max(rounds * us(keys.mean), us(double(keys.most)))
+                                       : std::ceil(rounds) * us(keys.mean);
   return e;
 }
 
-int most_key_parts(int64_t tiles) {
-  // Of 16384 keys at head dim 128; what a part adds to its keys, and what a tile takes for each
-  // part to be merged.
+int most_key_splits(int64_t tiles) {
+  // Of 16384 keys at head dim 128; what a split adds to its keys, and what a tile takes for each
+  // split to be merged.
   constexpr int64_t kBlocks = 132, kEnough = 128;
-  constexpr double kKeysUs = 211, kPartUs = 5, kMergeUs = 0.8;
+  constexpr double kKeysUs = 211, kSplitUs = 5, kMergeUs = 0.8;
   if (tiles >= kEnough) return 1;
-  const auto us = [&](int parts) {
-    const auto rounds = double(ceil_div(tiles * parts, kBlocks));
-    return parts == 1 ? kKeysUs + kPartUs : rounds * (kKeysUs / parts + kPartUs) + parts * kMergeUs;
+  const auto us = [&](int splits) {
+    const auto rounds = double(ceil_div(tiles * splits, kBlocks));
+    return splits == 1 ? kKeysUs + kSplitUs
+                       : rounds * (kKeysUs / splits + kSplitUs) + splits * kMergeUs;
   };
   int best = 1;
-  for (int parts = 2; parts <= kMostKeyParts; ++parts)
-    if (us(parts) < us(best)) best = parts;
+  for (int splits = 2; splits <= kMostKeySplits; ++splits)
+    if (us(splits) < us(best)) best = splits;
   return best;
 }
 

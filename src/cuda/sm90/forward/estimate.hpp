@@ -30,9 +30,9 @@ inline constexpr double kRowMargin = 0.01, kPackMargin = 0.015;
 // tiles, which spares power and reads of K and V.
 bool is_better(const Estimate& other, const Estimate& best, double margin);
 
-// Into how many parts the keys of each work tile of a sequence with so many of them are best split:
-// 1 where they fill a GPU. Neither the batch nor the device counts, so that a sequence has the same
-// bits in any batch.
-int most_key_parts(int64_t tiles);
+// Into how many splits the keys of each work tile of a sequence with so many of them are best
+// split: 1 where they fill a GPU. Neither the batch nor the device counts, so that a sequence has
+// the same bits in any batch.
+int most_key_splits(int64_t tiles);
 
 }  // namespace flash3::cuda::sm90

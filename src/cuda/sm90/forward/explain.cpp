@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/message.hpp"
-#include "cuda/device/key_parts.hpp"
+#include "cuda/device/key_splits.hpp"
 #include "cuda/sm90/forward/plan.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -42,15 +42,15 @@ void explain_rows(const ForwardProblem& problem, const ForwardPlan& plan, Explan
 }
 
 // Whether blocks share the keys of a query tile, and why.
-void explain_parts(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out) {
+void explain_splits(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out) {
   if (!plan.kernel->config.split) return;
   const std::string why = message("; ", plan.estimate.m_tiles * (problem.heads_q / plan.pack.heads),
                                   " query tiles of a sequence do not fill a GPU");
-  if (plan.parts.most == 1) {
-    out->add("parts", message("none: a part has ", kLeastPartKeys, " keys at least"));
+  if (plan.splits.most == 1) {
+    out->add("parts", message("none: a part has ", kLeastSplitKeys, " keys at least"));
   } else {
-    out->add("parts", message("the keys of a query tile in at most ", plan.parts.most, ", of ",
-                              kLeastPartKeys, " at least, one block each", why,
+    out->add("parts", message("the keys of a query tile in at most ", plan.splits.most, ", of ",
+                              kLeastSplitKeys, " at least, one block each", why,
                               "; the last one merges them"));
   }
 }
@@ -98,7 +98,7 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
                    c.fp8()       ? message(", ", c.raw_v_stages, " of V as it comes")
                    : c.widened() ? message(", ", c.raw_stages, " of half a tile as it comes")
                                  : ""));
-  explain_parts(problem, plan, out);
+  explain_splits(problem, plan, out);
   explain_sums(problem, plan, out);
   if (problem.is_ragged())
     out->add("sequences",
@@ -106,7 +106,7 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
                      ", listed by a kernel of their own: their lengths are read on the device"));
   out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads, persistent over ",
                            problem.is_ragged() && plan.slot_rows == 0 ? "at most " : "", plan.tiles,
-                           plan.parts.most > 1 ? " parts of" : "",
+                           plan.splits.most > 1 ? " parts of" : "",
                            plan.dynamic ? " tiles, longest first, from a counter"
                                         : " tiles, dealt out round robin"));
   if (c.paged && (problem.cache.paged || problem.cache.has_batch_idx))

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What 16-bit kernels are put together from. load_pages.cuh adds the paged ones,
-// device/score/softcap.cuh those with a softcap.
+// load_lists.cuh those that walk lists, device/score/softcap.cuh those with a softcap.
 //
 // Operands of a consumer (consume.cuh): float16 and bfloat16.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/kernel.cuh"
@@ -36,11 +36,11 @@ struct Operands16Bit {
 
   static __device__ __forceinline__ void issue_scores(float (&r_s)[kTileN / 2], Descriptor q,
                                                       Descriptor k) {
-    issue_qk<Traits::kElement, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
+    issue_abt<Traits::kElement, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
   }
   template <class Tile>
   __device__ __forceinline__ void issue_output(Tile& tile, Descriptor v) const {
-    issue_pv<Traits::kElement, typename Traits::VTile>(tile.output, tile.probabilities, v);
+    issue_add_ab<Traits::kElement, typename Traits::VTile>(tile.output, tile.probabilities, v);
   }
 
   template <class Tile>

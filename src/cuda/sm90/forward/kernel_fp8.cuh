@@ -9,7 +9,7 @@
 // registers of P are free behind it, and rounding fills the gaps between the exponentials.
 #pragma once
 
-#include "cuda/device/ptx/e4m3.cuh"
+#include "cuda/device/ptx/arithmetic.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/kernel.cuh"
@@ -132,7 +132,7 @@ class OperandsFp8 {
 
   static __device__ __forceinline__ void issue_scores(float (&r_s)[kTileN / 2], Descriptor q,
                                                       Descriptor k) {
-    issue_qk<Element::kE4m3, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
+    issue_abt<Element::kE4m3, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
   }
   // The product with the key tile before. Where O has been flushed it begins anew.
   template <class Tile>

@@ -11,34 +11,36 @@ struct PagePlace {
   int element = 0, row = 0;
 };
 
-// Whatever the table holds, the place exists; where the sequence ends before the key the table is
-// not read.
-template <bool kMayLackTable>
-FLASH3_HOST_DEVICE constexpr PagePlace KeyPages::place_of_key(const ListedSequence& sequence,
-                                                              int key) const {
+// Where a key lies. kMayLackTable: without a table, sequence b has element b. Whatever the table
+// holds, the place exists; where the sequence ends before the key the table is not read.
+template <bool kMayLackTable = false>
+FLASH3_HOST_DEVICE constexpr PagePlace place_of_key(const KeyPages& pages,
+                                                    const ListedSequence& sequence, int key) {
   if (key >= sequence.k_length) return {};
   const int place = sequence.k_first + key;
-  if (kMayLackTable && table == nullptr) return {sequence.batch, place};
-  const int number = int(unsigned(place) / unsigned(page_size));
-  const int given = table[sequence.batch * stride_table + number], element = given < 0 ? 0
-                                                                             : given < elements
-                                                                                 ? given
-                                                                                 : elements - 1;
-  return {element, place - number * page_size};
+  if (kMayLackTable && pages.table == nullptr) return {sequence.batch, place};
+  const int number = int(unsigned(place) / unsigned(pages.page_size));
+  const int given = pages.table[sequence.batch * pages.stride_table + number],
+            element = given < 0                ? 0
+                      : given < pages.elements ? given
+                                               : pages.elements - 1;
+  return {element, place - number * pages.page_size};
 }
 
-template <bool kMayLackTable>
-FLASH3_HOST_DEVICE constexpr int KeyPages::row_of_key(const RowMap& rows,
-                                                      const ListedSequence& sequence,
-                                                      int key) const {
-  const PagePlace place = place_of_key<kMayLackTable>(sequence, key);
+// The same as a row counted over all elements, as `rows` has them.
+template <bool kMayLackTable = false>
+FLASH3_HOST_DEVICE constexpr int row_of_key(const KeyPages& pages, const RowMap& rows,
+                                            const ListedSequence& sequence, int key) {
+  const PagePlace place = place_of_key<kMayLackTable>(pages, sequence, key);
   return place.element * rows.rows_per_batch + place.row;
 }
 
-FLASH3_HOST_DEVICE constexpr int KeyPages::rows_left(const ListedSequence& sequence,
-                                                     int key) const {
+// Rows of the box that begins at a key in front of the sequence's end: what comes behind it must
+// read as zeros.
+FLASH3_HOST_DEVICE constexpr int rows_left(const KeyPages& pages, const ListedSequence& sequence,
+                                           int key) {
   const int left = sequence.k_length - key;
-  return left < 0 ? 0 : left < box_rows ? left : box_rows;
+  return left < 0 ? 0 : left < pages.box_rows ? left : pages.box_rows;
 }
 
 }  // namespace flash3::cuda::sm90

@@ -20,7 +20,7 @@ Status encode_maps(const ForwardProblem& problem, const TensorView& given_q,
   const ForwardConfig& config = plan.kernel->config;
   const int bytes = config.element_bytes(), columns = box_columns(config.head_dim, bytes),
             columns_v = box_columns(config.head_dim_v, bytes),
-            key_bytes = config.key_element_bytes();
+            key_bytes = key_element_bytes(config);
   const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries;
   const TensorView q = input_view(problem, tensor_rows(given_q, problem.sequences_q), plan.q);
   // q has rows, or there would be no call.
@@ -68,16 +68,16 @@ Fp8Params fp8_params(const ForwardProblem& problem, const ForwardPlan& plan, flo
   return fp8;
 }
 
-PartSlots part_slots(const ForwardProblem& problem, const ForwardPlan& plan) {
-  const KeyPartsPlan& parts = plan.parts;
+SplitSlots split_slots(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const KeySplitsPlan& splits = plan.splits;
   char* const workspace = static_cast<char*>(problem.workspace);
-  PartSlots slots{};
-  slots.most = parts.most;
-  slots.bits = parts.slot_bits;
-  slots.mask = (1 << parts.slot_bits) - 1;
-  slots.out = workspace + parts.out_offset;
-  slots.max_and_sum = workspace + parts.sums_offset;
-  slots.freed = reinterpret_cast<int*>(workspace + parts.counters_offset);
+  SplitSlots slots{};
+  slots.most = splits.most;
+  slots.bits = splits.slot_bits;
+  slots.mask = (1 << splits.slot_bits) - 1;
+  slots.out = workspace + splits.out_offset;
+  slots.max_and_sum = workspace + splits.sums_offset;
+  slots.freed = reinterpret_cast<int*>(workspace + splits.counters_offset);
   slots.arrived = slots.freed + slots.mask + 1;
   return slots;
 }
@@ -89,7 +89,7 @@ void prepare_list(const ForwardProblem& problem, const ForwardPlan& plan, Forwar
   VarlenScheduleParams list = varlen_schedule_params(problem, plan);
   list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
   if (!list.in_order) list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
-  if (plan.kernel->config.split) list.counters = params->parts.freed;
+  if (plan.kernel->config.split) list.counters = params->splits.freed;
   params->schedule.sequences = {list.rows, list.first_tile, list.batch};
   launches->add([list](void* stream) { return launch_varlen_schedule(list, stream); });
 }
@@ -109,12 +109,7 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   params.out_stride_batch = problem.out.stride_batch;
   params.out_stride_seq = problem.out.stride_seq;
   params.out_stride_head = problem.out.stride_head;
-  params.lse = problem.lse.data;
-  params.lse_stride_batch = problem.lse.stride_batch;
-  params.lse_stride_head = problem.lse.stride_head;
-  params.max_logits = problem.max_logits.data;
-  params.max_logits_stride_batch = problem.max_logits.stride_batch;
-  params.max_logits_stride_head = problem.max_logits.stride_head;
+  params.rows = row_outputs(problem);
   params.sink = sink_row(problem.sink);
   params.scale_log2 = problem.softmax_scale * float(kLog2E);
   const float slack = config.operands == Operands::kE4m3 ? kFp8Slack : kSlack;
@@ -130,7 +125,8 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   params.least_exact = problem.max_logits.wanted ? 0.f : -params.score_slack;
 
   if (config.paged) params.pages = key_pages(problem, plan);
-  if (config.split) params.parts = part_slots(problem, plan);
+  if (config.lists) params.mask = problem.mask_lists.memory();
+  if (config.split) params.splits = split_slots(problem, plan);
   if (config.operands != Operands::k16Bit)
     params.fp8 = fp8_params(problem, plan, params.scale_log2);
 

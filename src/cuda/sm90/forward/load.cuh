@@ -138,12 +138,13 @@ struct TmaBarriers {
   }
 };
 
-// The producer of 16-bit kernels: Q, K and V come by TMA. load_pages.cuh has that of paged ones.
-template <class Traits, bool kPaged = Traits::kConfig.paged>
+// The producer of 16-bit kernels: Q, K and V come by TMA. load_pages.cuh has that of paged ones,
+// load_lists.cuh that of those that walk lists.
+template <class Traits, bool kPaged = Traits::kConfig.paged, bool kLists = Traits::kLists>
 struct TmaProducer;
 
 template <class Traits>
-struct TmaProducer<Traits, false> : TmaBarriers<Traits> {
+struct TmaProducer<Traits, false, false> : TmaBarriers<Traits> {
   // Under a softcap ptxas then names the consumers' registers anew, and spills some at d 128.
   static constexpr bool kElects = Traits::kScore == ScoreKind::kPlain;
 

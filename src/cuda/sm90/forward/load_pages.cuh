@@ -33,8 +33,7 @@ __device__ __forceinline__ void load_paged_tiles(const ForwardParams& params, co
     if (!work.valid) break;
     const auto find_row = [&](int n) {
       if (n < work.key_tile_begin || at_row >= Tile::kRows) return 0;
-      return pages.template row_of_key<Traits::kSplit>(rows, work.sequence,
-                                                       n * Tile::kRows + at_row);
+      return row_of_key<Traits::kSplit>(pages, rows, work.sequence, n * Tile::kRows + at_row);
     };
     int n = work.key_tile_end - 1, next_row = find_row(n);
     if (wanted != nullptr && leads && !work.has_keys()) arrive(wanted);
@@ -50,7 +49,7 @@ __device__ __forceinline__ void load_paged_tiles(const ForwardParams& params, co
       if (leads) arrive_expect_bytes(hidden > 0 ? loaded : full, Tile::kBytes);
       __syncwarp();
       if (at_row < Tile::kRows) {
-        const int left = pages.rows_left(work.sequence, n * Tile::kRows + at_row);
+        const int left = rows_left(pages, work.sequence, n * Tile::kRows + at_row);
         const BoxAt at{0, work.head_group / params.groups_per_kv_head, kRaggedEnd - left,
                        row + left, true};
         load_box<Tile>(stages[state.stage] + at_row * Tile::kRowBytes, map, at,
@@ -68,7 +67,7 @@ __device__ __forceinline__ void load_paged_tiles(const ForwardParams& params, co
 }
 
 template <class Traits>
-struct TmaProducer<Traits, true> : TmaBarriers<Traits> {
+struct TmaProducer<Traits, true, false> : TmaBarriers<Traits> {
   static __device__ __forceinline__ void run(const ForwardParams& params,
                                              typename Traits::Shared& shared) {
     const ProducerWarp role{warp_in_warpgroup()};

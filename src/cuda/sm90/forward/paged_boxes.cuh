@@ -23,7 +23,7 @@ struct PagedBoxes {
   // Where the lane's box of key tile n lies; nowhere if the work tile does not have it.
   __device__ __forceinline__ PagePlace find(const WorkTile& work, int n) const {
     if (n < work.key_tile_begin || n >= work.key_tile_end || !has_box()) return {};
-    return params.pages.template place_of_key<kMayLackTable>(work.sequence, n * kRows + at_row);
+    return place_of_key<kMayLackTable>(params.pages, work.sequence, n * kRows + at_row);
   }
 
   // Loads the box if it lies in the part of the key tile that begins at first_row: a Tile.
@@ -33,7 +33,7 @@ struct PagedBoxes {
                                        const PagePlace& place, uint64_t* full) const {
     const int row = at_row - first_row;
     if (row < 0 || row >= Tile::kRows) return;
-    const int left = params.pages.rows_left(work.sequence, n * kRows + at_row);
+    const int left = rows_left(params.pages, work.sequence, n * kRows + at_row);
     const BoxAt at{0, work.head_group / params.groups_per_kv_head, kRaggedEnd - left,
                    rows.rows_per_batch * place.element + place.row + left, true};
     load_box<Tile>(stage + row * Tile::kRowBytes, map, at, full);

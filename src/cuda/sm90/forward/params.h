@@ -3,9 +3,10 @@
 // host and device, so no <cstdint>.
 #pragma once
 
+#include "core/mask_lists.hpp"
 #include "core/scales.hpp"
 #include "cuda/device/tile_schedule.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
 
@@ -18,39 +19,25 @@ struct Fp8Params {
   void* sums;               // where they go, if there is no room in shared memory
 };
 
-struct PagePlace;  // key_pages.hpp
-
-// What paged kernels alone have: key j of sequence b lies in element table[b][j / page_size] of K
-// and V.
+// What paged kernels alone have (key_pages.hpp): key j of sequence b lies in element table[b][j /
+// page_size] of K and V.
 struct KeyPages {
   const int* table;
   long long stride_table;  // from sequence to sequence
   int page_size;
   int elements;  // of K and V
   int box_rows;  // rows of a key tile that TMA loads at once: they never lie in two elements
-
-  // Where a key lies. kMayLackTable: without a table, sequence b has element b.
-  template <bool kMayLackTable = false>
-  FLASH3_HOST_DEVICE constexpr PagePlace place_of_key(const ListedSequence& sequence,
-                                                      int key) const;
-  // The same as a row counted over all elements, as `rows` has them.
-  template <bool kMayLackTable = false>
-  FLASH3_HOST_DEVICE constexpr int row_of_key(const RowMap& rows, const ListedSequence& sequence,
-                                              int key) const;
-  // Rows of the box that begins at a key in front of the sequence's end: what comes behind it must
-  // read as zeros.
-  FLASH3_HOST_DEVICE constexpr int rows_left(const ListedSequence& sequence, int key) const;
 };
 
-// What split kernels alone have: the ring of slots in which parts lie, in the workspace. Each has
+// What split kernels alone have: the ring of slots in which splits lie, in the workspace. Each has
 // float4 [warpgroups][head_dim_v / 8][128] of O and float4 [warpgroups][128] of maxima and sums, as
 // threads hold them.
-struct PartSlots {
-  int most;        // parts of a work tile; 1: all else is unused
+struct SplitSlots {
+  int most;        // splits of a work tile; 1: all else is unused
   int bits, mask;  // there are 2^bits slots; mask: that less one
   void *out, *max_and_sum;
-  int* arrived;  // [slots, warpgroups]: parts that are there of the tile that begins in it
-  int* freed;    // [slots]: warpgroups that have done with the parts that lay in the slot, in all
+  int* arrived;  // [slots, warpgroups]: splits that are there of the tile that begins in it
+  int* freed;    // [slots]: warpgroups that have done with the splits that lay in the slot, in all
 };
 
 // By how much, in base 2, a score may exceed its row's maximum before that is raised. p stays below
@@ -71,10 +58,7 @@ struct ForwardParams {
   FloatType out_type;
   bool out_in_quads;
   long long out_stride_batch, out_stride_seq, out_stride_head;
-  float* lse;  // [batch, heads_q, seq_q] or null
-  long long lse_stride_batch, lse_stride_head;
-  float* max_logits;  // [batch, heads_q, seq_q] or null
-  long long max_logits_stride_batch, max_logits_stride_head;
+  RowOutputs rows;
 
   SinkRow sink;
 
@@ -88,10 +72,11 @@ struct ForwardParams {
 
   TileSchedule schedule;  // with the shape of the problem
 
-  Softcap softcap;  // only of a kernel with one; unit: softcap · log2 e
-  Fp8Params fp8;    // only of a kernel whose keys are FP8
-  KeyPages pages;   // only of a paged kernel
-  PartSlots parts;  // only of a split kernel
+  Softcap softcap;    // only of a kernel with one; unit: softcap · log2 e
+  Fp8Params fp8;      // only of a kernel whose keys are FP8
+  KeyPages pages;     // only of a paged kernel
+  SplitSlots splits;  // only of a split kernel
+  MaskMemory mask;    // only of a kernel that walks lists
 };
 
 }  // namespace flash3::cuda::sm90

@@ -8,7 +8,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
-#include "cuda/device/key_parts.hpp"
+#include "cuda/device/key_splits.hpp"
 #include "cuda/sm90/forward/params.h"
 #include "cuda/sm90/host/kernel_kind.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
@@ -37,24 +37,25 @@ void plan_ragged(const ForwardProblem& problem, size_t* workspace, ForwardPlan* 
         reserve_workspace((size_t(problem.batch) + 1) * sizeof(int), workspace);
 }
 
-// Plans the parts of a split kernel; *tiles: of work, which become parts. Slots for two rounds of
-// blocks let none wait for another. Where no sequence can have keys for two parts there are none.
-void plan_parts(const ForwardProblem& problem, int64_t tiles_of_sequence, int blocks,
-                const ForwardConfig& config, int64_t* tiles, size_t* workspace, ForwardPlan* plan) {
-  KeyPartsPlan& parts = plan->parts;
-  parts.most = int(
-      std::clamp<int64_t>(problem.seq_k / kLeastPartKeys, 1, most_key_parts(tiles_of_sequence)));
-  if (parts.most == 1) return;
-  *tiles *= parts.most;
-  const auto rounds = uint64_t(std::max(2 * blocks, 2 * kMostKeyParts));
+// Plans the splits of a split kernel; *tiles: of work, which become splits. Slots for two rounds of
+// blocks let none wait for another. Where no sequence can have keys for two splits there are none.
+void plan_splits(const ForwardProblem& problem, int64_t tiles_of_sequence, int blocks,
+                 const ForwardConfig& config, int64_t* tiles, size_t* workspace,
+                 ForwardPlan* plan) {
+  KeySplitsPlan& splits = plan->splits;
+  splits.most = int(
+      std::clamp<int64_t>(problem.seq_k / kLeastSplitKeys, 1, most_key_splits(tiles_of_sequence)));
+  if (splits.most == 1) return;
+  *tiles *= splits.most;
+  const auto rounds = uint64_t(std::max(2 * blocks, 2 * kMostKeySplits));
   const uint64_t slots = std::min(std::bit_ceil(uint64_t(*tiles)), std::bit_floor(rounds));
-  parts.slot_bits = int(std::bit_width(slots)) - 1;
+  splits.slot_bits = int(std::bit_width(slots)) - 1;
   const auto reserve = [&](int bytes) {
     return reserve_workspace(size_t(slots) * size_t(bytes), workspace);
   };
-  parts.out_offset = reserve(config.part_out_bytes());
-  parts.sums_offset = reserve(config.part_sum_bytes());
-  parts.counters_offset = reserve(config.part_counters() * int(sizeof(int)));
+  splits.out_offset = reserve(split_out_bytes(config));
+  splits.sums_offset = reserve(split_sum_bytes(config));
+  splits.counters_offset = reserve(split_counters(config) * int(sizeof(int)));
 }
 
 Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
@@ -95,14 +96,14 @@ void plan_tensors(const ForwardProblem& problem, const TensorView& given_q, size
   const ForwardConfig& config = plan->kernel->config;
   plan->rows = indexing_of(problem);
   plan->box_keys = plan->slot_rows > 0 ? plan->slot_rows
-                   : config.paged      ? cache_box_rows(problem.cache, config.rows_at_once())
+                   : config.paged      ? cache_box_rows(problem.cache, rows_at_once(config))
                                        : config.tile_n;
   const auto copy_of = [&](const TensorView& view, const Sequences& sequences, int element_bytes) {
     return plan_copy(tensor_rows(view, sequences), plan->rows, workspace, element_bytes);
   };
   plan->q = copy_of(given_q, problem.sequences_q, config.element_bytes());
-  plan->k = copy_of(problem.k, problem.sequences_k, config.key_element_bytes());
-  plan->v = copy_of(problem.v, problem.sequences_k, config.key_element_bytes());
+  plan->k = copy_of(problem.k, problem.sequences_k, key_element_bytes(config));
+  plan->v = copy_of(problem.v, problem.sequences_k, key_element_bytes(config));
   // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
   plan->out_by_tma = !config.fp8() && problem.out_dtype == problem.dtype &&
                      tma_can_address(tensor_rows(problem.out, problem.sequences_q), plan->rows) &&
@@ -137,11 +138,12 @@ void plan_sums(const ForwardProblem& problem, size_t* workspace, ForwardPlan* pl
 void plan_order(const ForwardProblem& problem, size_t* workspace, ForwardPlan* plan) {
   const ForwardConfig& config = plan->kernel->config;
   // Tiles of equal length need no counter, nor does a single round of them.
-  plan->dynamic = (config.band || problem.is_ragged()) && plan->tiles > plan->grid;
+  const bool tiles_differ = config.band || config.lists;
+  plan->dynamic = (tiles_differ || problem.is_ragged()) && plan->tiles > plan->grid;
   if (plan->dynamic) plan->counter_offset = reserve_workspace(sizeof(TileCounterMemory), workspace);
-  if (!config.band) return;
+  if (!tiles_differ) return;
   const int64_t kv_bytes = std::max<int64_t>(
-      1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.key_element_bytes());
+      1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * key_element_bytes(config));
   const int64_t at_a_time = std::max<int64_t>(1, kL2Budget / kv_bytes) *
                             (problem.queries_per_kv_head() / plan->pack.heads);
   plan->groups_at_a_time = int(std::min<int64_t>(at_a_time, plan->groups));
@@ -200,8 +202,8 @@ Status plan_choice(const ForwardProblem& problem, const TensorView& q, const Dev
                       : plan->estimate.tiles;
   const int blocks = std::max(1, device.multiprocessors - problem.sm_margin);
   if (config.split)
-    plan_parts(problem, ceil_div(problem.seq_q, tile_queries) * head_groups, blocks, config, &tiles,
-               workspace, plan);
+    plan_splits(problem, ceil_div(problem.seq_q, tile_queries) * head_groups, blocks, config,
+                &tiles, workspace, plan);
   FLASH3_CHECK(check_counts(problem, choice.slot_rows, tiles));
   plan->tiles = int(tiles);
   plan->grid = std::min(plan->tiles, blocks);
@@ -256,13 +258,13 @@ VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem,
   list.in_order = plan.slot_rows > 0;
   list.tile_rows = plan.kernel->config.warpgroups * plan.pack.queries;
   list.groups = int(problem.heads_q) / plan.pack.heads;
-  list.most_parts = plan.parts.most;
-  if (plan.parts.most > 1)
-    list.counter_count = plan.kernel->config.part_counters() << plan.parts.slot_bits;
+  list.most_splits = plan.splits.most;
+  if (plan.splits.most > 1)
+    list.counter_count = split_counters(plan.kernel->config) << plan.splits.slot_bits;
   if (plan.kernel->config.band) {
     list.bytes_at_a_time = kL2Budget;
     list.bytes_per_row =
-        Index{problem.head_dim + problem.head_dim_v} * plan.kernel->config.key_element_bytes();
+        Index{problem.head_dim + problem.head_dim_v} * key_element_bytes(plan.kernel->config);
     list.group_step = int(problem.queries_per_kv_head()) / plan.pack.heads;
   }
   return list;

@@ -14,8 +14,22 @@
 
 namespace flash3::cuda::sm90 {
 
-// How a split kernel splits keys (device/key_parts.hpp), and where parts lie in the workspace.
-struct KeyPartsPlan {
+// flush_tiles of a call that never flushes.
+inline constexpr int kNeverFlush = 1 << 30;
+
+// Bytes of an element of K and V in memory.
+constexpr int key_element_bytes(const ForwardConfig& c) {
+  return c.operands == Operands::k16Bit ? 2 : 1;
+}
+
+// Bytes of a split's O in the workspace, of its rows' maxima and sums, and how many counters go
+// with it (split.cuh).
+constexpr int split_out_bytes(const ForwardConfig& c) { return c.tile_m() * c.head_dim_v * 4; }
+constexpr int split_sum_bytes(const ForwardConfig& c) { return c.tile_m() * 32; }
+constexpr int split_counters(const ForwardConfig& c) { return c.warpgroups + 1; }
+
+// How a split kernel splits keys (device/key_splits.hpp), and where splits lie in the workspace.
+struct KeySplitsPlan {
   int most = 1;       // of a work tile
   int slot_bits = 0;  // there are 2^slot_bits slots
   size_t out_offset = 0, sums_offset = 0, counters_offset = 0;
@@ -38,7 +52,7 @@ struct ForwardPlan {
   bool dynamic = false;           // blocks take tiles from a counter in the workspace
   size_t counter_offset = 0;
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
-  KeyPartsPlan parts;
+  KeySplitsPlan splits;
 
   // See device/tile_schedule.hpp.
   int m_tiles = 0;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Split kernels: blocks share a work tile, each with a part of its keys (device/key_parts.hpp).
+// Split kernels: blocks share a work tile, each with a split of its keys (device/key_splits.hpp).
 //
-// A consumer warpgroup leaves O, not normalised, with the maxima and sums of its rows in the part's
-// slot and counts itself in. The last one of a work tile's to come, whichever block it is in,
-// merges what all have left, in the order of the parts, and stores the result as any other kernel
-// does. So nobody waits for a part.
+// A consumer warpgroup leaves O, not normalised, with the maxima and sums of its rows in the
+// split's slot and counts itself in. The last one of a work tile's to come, whichever block it is
+// in, merges what all have left, in the order of the splits, and stores the result as any other
+// kernel does. So nobody waits for a split.
 //
-// Slots are a ring, so that their memory follows from the grid and not from the batch: part number
+// Slots are a ring, so that their memory follows from the grid and not from the batch: split number
 // i of the launch has slot i modulo their number. The scheduler hands it out when what lay there
-// before has been merged. It waits for parts with lower numbers only, and those were handed out
-// before: so every block ends. Where no tile of the launch has several parts (PartSlots::most is 1)
-// there are neither slots nor counters.
+// before has been merged. It waits for splits with lower numbers only, and those were handed out
+// before: so every block ends. Where no tile of the launch has several splits (SplitSlots::most is
+// 1) there are neither slots nor counters.
 #pragma once
 
-#include "cuda/device/key_parts.hpp"
+#include "cuda/device/key_splits.hpp"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 
@@ -21,52 +21,52 @@ namespace flash3::cuda::sm90 {
 
 // Shared memory of a split kernel.
 template <class WholeTiles, int kWarps>
-struct WithParts<WholeTiles, kWarps, true> : WholeTiles {
-  KeyPart parts[kTileSlots];   // of the tiles in the ring
-  KeyPart warp_parts[kWarps];  // each consumer warp's
+struct WithSplits<WholeTiles, kWarps, true> : WholeTiles {
+  KeySplit splits[kTileSlots];   // of the tiles in the ring
+  KeySplit warp_splits[kWarps];  // each consumer warp's
 };
 
-// Waits until what lay before in the slot of part number i has been merged.
+// Waits until what lay before in the slot of split number i has been merged.
 template <class Traits>
-__device__ __forceinline__ void wait_for_slot(const PartSlots& slots, int i) {
+__device__ __forceinline__ void wait_for_slot(const SplitSlots& slots, int i) {
   const int* const freed = &slots.freed[i & slots.mask];
   const int least = (i >> slots.bits) * Traits::kWarpgroups;
-  if (least > 0) wait_until_at_least(freed, least, "part_slot_free");
+  if (least > 0) wait_until_at_least(freed, least, "split_slot_free");
 }
 
-// Writes part number i of the launch, of the sequence at this place of the list, when its slot is
+// Writes split number i of the launch, of the sequence at this place of the list, when its slot is
 // free. By one thread.
 template <class Traits>
-__device__ __forceinline__ void write_part(const ForwardParams& params, int i, int place,
-                                           WorkTile& work, KeyPart& part) {
+__device__ __forceinline__ void write_split(const ForwardParams& params, int i, int place,
+                                            WorkTile& work, KeySplit& split) {
   const TileSchedule& schedule = params.schedule;
-  const PartSlots& slots = params.parts;
+  const SplitSlots& slots = params.splits;
   const SequenceList& list = schedule.sequences;
   if (place >= list.count) {
     work.valid = false;
-    part = {0, 1, 0, 0};
+    split = {0, 1, 0, 0};
     return;
   }
   work.sequence = list.rows[place];
-  const int most = key_parts(work.sequence.k_length, slots.most), at = i - list.first_tile[place];
+  const int most = key_splits(work.sequence.k_length, slots.most), at = i - list.first_tile[place];
   const int tile = int(unsigned(at) / unsigned(most)), index = at - tile * most;
-  part = {index, most, i & slots.mask, (i - index) & slots.mask};
+  split = {index, most, i & slots.mask, (i - index) & slots.mask};
   forget_memory();
   work = work_tile_at(schedule, work.sequence, Traits::kTileN, Traits::kBand, tile);
   forget_memory();
   if (slots.most > 1) {
-    // Of the part itself, and of the first one, whose slot has the counter of all.
+    // Of the split itself, and of the first one, whose slot has the counter of all.
     wait_for_slot<Traits>(slots, i);
-    if (part.index > 0) wait_for_slot<Traits>(slots, i - part.index);
+    if (split.index > 0) wait_for_slot<Traits>(slots, i - split.index);
   }
-  take_key_part(work, Traits::kTileN, part);
-  if (!part.exists()) add_release(&slots.freed[part.slot], Traits::kWarpgroups);
+  take_key_split(work, Traits::kTileN, split);
+  if (!split.exists()) add_release(&slots.freed[split.slot], Traits::kWarpgroups);
 }
 
-// schedule_tiles() for parts.
+// schedule_tiles() for splits.
 template <class Traits, bool kAllWait>
-__device__ __forceinline__ void schedule_parts(const ForwardParams& params,
-                                               typename Traits::Shared& shared) {
+__device__ __forceinline__ void schedule_splits(const ForwardParams& params,
+                                                typename Traits::Shared& shared) {
   const TileSchedule& schedule = params.schedule;
   TileRing& ring = shared.tiles;
   const bool leader = threadIdx.x % 32 == 0;
@@ -79,9 +79,9 @@ __device__ __forceinline__ void schedule_parts(const ForwardParams& params,
     wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, "tile_empty");
     const int place = walk.find(i);
     if (leader)
-      write_part<Traits>(params, i, place, ring.tiles[slot.stage], shared.parts[slot.stage]);
+      write_split<Traits>(params, i, place, ring.tiles[slot.stage], shared.splits[slot.stage]);
     __syncwarp();
-    if (shared.parts[slot.stage].exists()) {
+    if (shared.splits[slot.stage].exists()) {
       const bool valid = ring.tiles[slot.stage].valid;
       arrive(&ring.barriers.full[slot.stage]);
       slot.advance();
@@ -102,26 +102,27 @@ template <class Traits, bool kAllWait = false>
 __device__ __forceinline__ void schedule_cache(const ForwardParams& params,
                                                typename Traits::Shared& shared) {
   if constexpr (Traits::kSplit) {
-    schedule_parts<Traits, kAllWait>(params, shared);
+    schedule_splits<Traits, kAllWait>(params, shared);
   } else {
     schedule_tiles<Traits::kTileN, Traits::kBand, true, kAllWait>(params.schedule, shared.tiles);
   }
 }
 
-// A consumer warpgroup's rows of a part.
+// A consumer warpgroup's rows of a split.
 template <class Traits>
-struct PartRows {
+struct SplitRows {
   using Output = float[Traits::kHeadDimV / 2];
 
-  const PartSlots& slots;
-  const KeyPart& part;
+  const SplitSlots& slots;
+  const KeySplit& split;
   int warpgroup, thread;
 
-  // Whether the rows are whole now: merged if there are several parts. unit: what the rows of O
-  // are to be multiplied by; it may differ from part to part, and is 1 where they have been merged.
+  // Whether the rows are whole now: merged if there are several splits. unit: what the rows of O
+  // are to be multiplied by; it may differ from split to split, and is 1 where they have been
+  // merged.
   template <class Softmax>
   __device__ __forceinline__ bool merge(Softmax& softmax, Output& r_o, float (&unit)[2]) const {
-    if (part.count > 1) {
+    if (split.count > 1) {
       Softmax::scale_rows(r_o, unit);
       store(softmax, r_o);
       if (!is_last()) return false;
@@ -134,12 +135,12 @@ struct PartRows {
     return true;
   }
 
-  // The slots of all parts may be written again. That of a whole tile holds nothing to wait for.
+  // The slots of all splits may be written again. That of a whole tile holds nothing to wait for.
   __device__ __forceinline__ void free() const {
     if (slots.most == 1) return;
-    if (part.count == 1) {
-      if (thread == 0) atomicAdd(&slots.freed[part.slot], 1);
-    } else if (thread < part.count) {
+    if (split.count == 1) {
+      if (thread == 0) atomicAdd(&slots.freed[split.slot], 1);
+    } else if (thread < split.count) {
       add_release(&slots.freed[slot_of(thread)], 1);
     }
   }
@@ -150,7 +151,7 @@ struct PartRows {
   static constexpr int kThreads = kWarpgroupThreads;
 
   __device__ __forceinline__ int slot_of(int index) const {
-    return (part.first_slot + index) & slots.mask;
+    return (split.first_slot + index) & slots.mask;
   }
   __device__ __forceinline__ int64_t rows_of(int slot) const {
     return int64_t(slot) * Traits::kWarpgroups + warpgroup;
@@ -164,12 +165,12 @@ struct PartRows {
     return static_cast<float4*>(slots.max_and_sum) + rows_of(slot) * kThreads + thread;
   }
   __device__ __forceinline__ int& arrived() const {
-    return slots.arrived[rows_of(part.first_slot)];
+    return slots.arrived[rows_of(split.first_slot)];
   }
 
   template <class Softmax>
   __device__ __forceinline__ void store(const Softmax& softmax, const Output& r_o) const {
-    float4* const quads = first_quad(part.slot);
+    float4* const quads = first_quad(split.slot);
 #pragma unroll
     for (int i = 0; i < kQuads; ++i)
       quads[i * kThreads] = {r_o[4 * i], r_o[4 * i + 1], r_o[4 * i + 2], r_o[4 * i + 3]};
@@ -177,22 +178,22 @@ struct PartRows {
                 quad_sum(softmax.row_sum[1])};
     const float largest[2] = {quad_max(softmax.row_largest[0]), quad_max(softmax.row_largest[1])};
     if (Softmax::kKeepsLargest && has_largest()) x.z = largest[0], x.w = largest[1];
-    *max_and_sum(part.slot) = x;
+    *max_and_sum(split.slot) = x;
   }
 
   // A quad has its sums once: in the place of them its second thread has the largest scores.
   __device__ __forceinline__ bool has_largest() const { return thread % 4 == 1; }
 
-  // Counts the warpgroup in; whether all parts are there.
+  // Counts the warpgroup in; whether all splits are there.
   __device__ __forceinline__ bool is_last() const {
     sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);  // all have stored
-    const bool last = thread == 0 && add_acquire_release(&arrived(), 1) == part.count - 1;
+    const bool last = thread == 0 && add_acquire_release(&arrived(), 1) == split.count - 1;
     __syncwarp();
     return named_barrier_any(int(ForwardBarrier::kOutputStaged) + warpgroup, kWarpgroupThreads,
                              last);
   }
 
-  // What a row with maximum m weighs beside the largest of all parts.
+  // What a row with maximum m weighs beside the largest of all splits.
   template <class Score>
   static __device__ __forceinline__ float weight_of(const Score& score, float m, float largest) {
     return m == -kInfinity ? 0.f : rescaling(score, m, largest, score.shift_of(largest));
@@ -202,7 +203,7 @@ struct PartRows {
   __device__ __forceinline__ void load_all(Softmax& softmax, Output& r_o) const {
     float max[2] = {-kInfinity, -kInfinity};
 #pragma unroll 1
-    for (int p = 0; p < part.count; ++p) {
+    for (int p = 0; p < split.count; ++p) {
       const float4 x = __ldcg(max_and_sum(slot_of(p)));
       max[0] = fmaxf(max[0], x.x), max[1] = fmaxf(max[1], x.y);
     }
@@ -212,14 +213,14 @@ struct PartRows {
 #pragma unroll
     for (float& x : r_o) x = 0.f;
 #pragma unroll 1
-    for (int p = 0; p < part.count; ++p) {
+    for (int p = 0; p < split.count; ++p) {
       const int slot = slot_of(p);
       const float4 x = __ldcg(max_and_sum(slot));
       const float factor[2] = {weight_of(softmax.score, x.x, max[0]),
                                weight_of(softmax.score, x.y, max[1])};
       sum[0] = largest ? fmaxf(sum[0], x.z) : fmaf(x.z, factor[0], sum[0]);
       sum[1] = largest ? fmaxf(sum[1], x.w) : fmaf(x.w, factor[1], sum[1]);
-      // From global memory by way of the L2 cache, where the other blocks' parts are.
+      // From global memory by way of the L2 cache, where the other blocks' splits are.
       const float4* const quads = first_quad(slot);
 #pragma unroll
       for (int i = 0; i < kQuads; i += kAtOnce)

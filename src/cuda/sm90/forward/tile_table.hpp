@@ -95,6 +95,21 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .paged = true, .split = true,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
+    // Masks as lists of blocks of 128 queries by 128 keys, with a softcap too. Not measured: times are the plain rows'.
+    {.head_dim = 64, .head_dim_v = 64, .lists = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.1, .tile_us = 2.4},
+    {.head_dim = 128, .head_dim_v = 128, .lists = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.65, .tile_us = 2.3},
+    {.head_dim = 192, .head_dim_v = 192, .lists = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.2, .tile_us = 4.2},
+    {.head_dim = 256, .head_dim_v = 256, .lists = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.51, .tile_us = 4.5},
+    {.head_dim = 64, .head_dim_v = 64, .lists = true, .score = ScoreKind::kSoftcap,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.2, .tile_us = 2.4},
+    {.head_dim = 128, .head_dim_v = 128, .lists = true, .score = ScoreKind::kSoftcap,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
+    {.head_dim = 256, .head_dim_v = 256, .lists = true, .score = ScoreKind::kSoftcap,
+     .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
     // FP8. Wide tiles for long sequences, as in 16 bits. Fitted to e4m3 (2026-11-22), but for d 192
     // and softcaps.
     {.head_dim = 64, .head_dim_v = 64, .band = false, .operands = Operands::kE4m3,
@@ -201,8 +216,9 @@ static_assert(all_valid(), "a row of the tile table exceeds shared memory or reg
 constexpr ForwardConfig forward_config(Element element, int head_dim, int head_dim_v, bool band,
                                        ScoreKind score, int tile_m, int tile_n) {
   for (const ForwardConfig& c : kForwardConfigs) {
-    if (!c.paged && c.holds(element) && c.head_dim == head_dim && c.head_dim_v == head_dim_v &&
-        c.band == band && c.score == score && c.tile_m() == tile_m && c.tile_n == tile_n)
+    if (!c.paged && !c.lists && c.holds(element) && c.head_dim == head_dim &&
+        c.head_dim_v == head_dim_v && c.band == band && c.score == score && c.tile_m() == tile_m &&
+        c.tile_n == tile_n)
       return c;
   }
   return {};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
+#include "cuda/sm90/device/mask_tile.cuh"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/scheduler.cuh"
 #include "cuda/sm90/device/tile.cuh"
@@ -23,6 +24,64 @@ enum class ForwardBarrier : int {
 // are there, or when it knows their maxima.
 enum class PassTurn { kAtIssue, kWithScores, kWithMaxima };
 
+// Ping-pong between the consumer warpgroups (FlashAttention-3, §3.1): warpgroup w issues its GEMMs
+// after warpgroup w − 1 has, round robin, so that one's softmax runs under the other's GEMMs.
+// kFirst: the hardware barrier of warpgroup 0.
+template <int kWarpgroups, auto kFirst>
+struct PingPongBarrier {
+  int warpgroup;
+
+  // The last warpgroup lets the first one begin.
+  __device__ __forceinline__ void start() const {
+    if (warpgroup == kWarpgroups - 1) arrive();
+  }
+  // Waits until this warpgroup may issue.
+  __device__ __forceinline__ void wait() const { sync(kFirst, warpgroup, 2 * kWarpgroupThreads); }
+  // Lets the next warpgroup issue.
+  __device__ __forceinline__ void arrive() const {
+    const int next = warpgroup == kWarpgroups - 1 ? 0 : warpgroup + 1;
+    sm90::arrive(kFirst, next, 2 * kWarpgroupThreads);
+  }
+  // Takes the arrival that is left over, so that no barrier stays half full.
+  __device__ __forceinline__ void finish() const {
+    if (warpgroup == 0) wait();
+  }
+};
+
+// A number that is part of the type, for lambdas: f(Constant<1>{}) with `constexpr int i = c.value`
+// inside.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
+// Calls f with the run-time i, 0 ≤ i < kCount, as a constant: one copy of f for each value.
+template <int kCount, int kFirst = 0, class F>
+__device__ __forceinline__ void as_constant(int i, const F& f) {
+  if constexpr (kFirst == kCount - 1) {
+    f(Constant<kFirst>{});
+  } else if (i == kFirst) {
+    f(Constant<kFirst>{});
+  } else {
+    as_constant<kCount, kFirst + 1>(i, f);
+  }
+}
+
+// Calls first(i) and then second(i), both with i as a constant; with kOnce second() has one copy
+// for all values.
+template <int kCount, bool kOnce, class First, class Second>
+__device__ __forceinline__ void as_constant_then(int i, const First& first, const Second& second) {
+  if constexpr (kOnce) {
+    as_constant<kCount>(i, [&](auto constant) { first(constant.value); });
+    second(i);
+  } else {
+    as_constant<kCount>(i, [&](auto constant) {
+      first(constant.value);
+      second(constant.value);
+    });
+  }
+}
+
 // The constants that all kernels have in common.
 template <ForwardConfig kRow, Element kElement_>
 struct ForwardConstants {
@@ -30,6 +89,7 @@ struct ForwardConstants {
   static constexpr ForwardConfig kConfig = kRow;
   static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr bool kBand = kConfig.band;
+  static constexpr bool kLists = kConfig.lists;
   static constexpr bool kSplit = kConfig.split;
   static constexpr ScoreKind kScore = kConfig.score;
   static constexpr int kTileM = kConfig.tile_m();
@@ -50,9 +110,9 @@ struct ForwardConstants {
 
 // Shared memory: that of a split kernel has more behind that of any other (split.cuh).
 template <class WholeTiles, int kWarps, bool kSplit>
-struct WithParts;
+struct WithSplits;
 template <class WholeTiles, int kWarps>
-struct WithParts<WholeTiles, kWarps, false> : WholeTiles {};
+struct WithSplits<WholeTiles, kWarps, false> : WholeTiles {};
 
 template <ForwardConfig kRow, Element kElement>
 struct ForwardTraits : ForwardConstants<kRow, kElement> {
@@ -77,7 +137,8 @@ struct ForwardTraits : ForwardConstants<kRow, kElement> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
     uint64_t v_loaded;                             // but not cleared yet
   };
-  using Shared = WithParts<WholeTiles, 4 * kWarpgroups, kConfig.split>;
+  using Shared = WithSplits<WithListed<WholeTiles, MaskTile, kStages, kConfig.lists>,
+                            4 * kWarpgroups, kConfig.split>;
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 

@@ -72,7 +72,7 @@ struct Fp8Traits : ForwardConstants<kRow, kElement> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];              // what each row sees
     uint64_t v_loaded;                                         // but not cleared yet
   };
-  using Shared = WithParts<WholeTiles, 4 * kWarpgroups, kConfig.split>;
+  using Shared = WithSplits<WholeTiles, 4 * kWarpgroups, kConfig.split>;
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 

@@ -108,7 +108,7 @@ __device__ __forceinline__ void add_quads(float (&r_o)[N], int first, float uppe
   }
 }
 
-// ---- the output and the LSE, and what 16-bit and FP8 kernels store alike ----
+// ---- the output and what else is of rows, and what 16-bit and FP8 kernels store alike ----
 
 // A row is counted from the warpgroup's first.
 struct WarpOutput {
@@ -131,42 +131,31 @@ struct WarpOutput {
            head(row) * params.out_stride_head +
            (int64_t(queries.sequence.q_first) + token(row)) * params.out_stride_seq;
   }
-  // Where the row's LSE goes, if there is one.
-  __device__ __forceinline__ float* lse(int row) const {
-    return params.lse + queries.sequence.batch * params.lse_stride_batch +
-           head(row) * params.lse_stride_head + queries.sequence.q_first + token(row);
-  }
-  // Where its largest logit goes, likewise.
-  __device__ __forceinline__ float* max_logit(int row) const {
-    return params.max_logits + queries.sequence.batch * params.max_logits_stride_batch +
-           head(row) * params.max_logits_stride_head + queries.sequence.q_first + token(row);
+  // Stores what the call wants of a row.
+  template <bool kMaxLogits>
+  __device__ __forceinline__ void store(int row, const RowValues& values) const {
+    store_row_values<kMaxLogits>(params.rows, queries.sequence.batch, head(row),
+                                 queries.sequence.q_first + token(row), values);
   }
 };
 
-// lse[h] belongs to row_in_warpgroup + 8·h; each quad has its rows four times over, one thread
-// writes.
-__device__ __forceinline__ void store_lse(const ForwardParams& params, const WarpOutput& output,
-                                          int row_in_warpgroup, const float (&lse)[2]) {
-  if (params.lse == nullptr || threadIdx.x % 4 != 0) return;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = row_in_warpgroup + 8 * h;
-    if (output.exists(row)) *output.lse(row) = lse[h];
-  }
-}
-
-// Stores the largest logits of a thread's two rows, likewise.
+// Stores what the call wants of a thread's two rows, row_in_warpgroup + 8·h; each quad has its rows
+// four times over, one thread writes.
 template <class Softmax>
-__device__ __forceinline__ void store_max_logits(const ForwardParams& params,
-                                                 const WarpOutput& output, int row_in_warpgroup,
-                                                 const Softmax& softmax) {
-  if (params.max_logits == nullptr) return;
-  const float largest[2] = {softmax.max_logit(0), softmax.max_logit(1)};  // of whole quads
+__device__ __forceinline__ void store_rows(const ForwardParams& params, const WarpOutput& output,
+                                           int row_in_warpgroup, const Softmax& softmax,
+                                           const float (&lse)[2]) {
+  constexpr bool kMaxLogits = Softmax::kKeepsLargest;
+  RowValues values[2] = {{lse[0], 0.f}, {lse[1], 0.f}};
+  if (kMaxLogits && params.rows.max_logits.data != nullptr) {  // of whole quads
+    values[0].max_logit = softmax.max_logit(0);
+    values[1].max_logit = softmax.max_logit(1);
+  }
   if (threadIdx.x % 4 != 0) return;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = row_in_warpgroup + 8 * h;
-    if (output.exists(row)) *output.max_logit(row) = largest[h];
+    if (output.exists(row)) output.store<kMaxLogits>(row, values[h]);
   }
 }
 
@@ -200,11 +189,10 @@ __device__ __forceinline__ void store_empty(const ForwardParams& params, const W
     }
   }
   const int row = first_row + lane;
-  if (params.lse != nullptr && lane < kWarpRows && output.exists(row))
-    *output.lse(row) =
-        params.sink.data != nullptr ? load_sink(params.sink, output.head(row)) : -kInfinity;
-  if (params.max_logits != nullptr && lane < kWarpRows && output.exists(row))
-    *output.max_logit(row) = -kInfinity;
+  if (lane >= kWarpRows || !output.exists(row)) return;
+  const bool has_sink = params.sink.data != nullptr;
+  const float lse = has_sink ? load_sink(params.sink, output.head(row)) : -kInfinity;
+  output.store<true>(row, {lse, -kInfinity});
 }
 
 }  // namespace flash3::cuda::sm90

@@ -4,8 +4,7 @@
 #pragma once
 
 #include "cuda/device/ptx/e4m3.cuh"
-#include "cuda/device/ptx/memory.cuh"
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/words.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/traits_widened.cuh"
 

@@ -7,6 +7,8 @@
 namespace flash3::cuda::sm90 {
 
 std::string explain_mask(const Problem& problem) {
+  if (problem.mask_lists.given)
+    return "the mask lists blocks of keys: only blocks that are seen in part are masked";
   if (!may_hide(problem)) return "no pair is masked";
   return "the mask is a band: only tiles on its edges are masked";
 }

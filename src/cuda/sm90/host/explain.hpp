@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/plan.hpp"
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/host/packed_copy.hpp"
 
 namespace flash3::cuda::sm90 {

@@ -8,9 +8,9 @@
 
 #include "core/message.hpp"
 #include "core/problem.hpp"
-#include "cuda/device/kinds.hpp"
 #include "cuda/device/score/softcap.hpp"
 #include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 #include "cuda/host/element_type.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
@@ -55,6 +55,8 @@ std::string kernel_id(const char* family, Element element, const Config& c, int 
            : c.split   ? "_split"
            : c.paged   ? "_paged"
                        : "";
+  if constexpr (requires { c.lists; })
+    if (c.lists) keys = "_lists";
   const char* kind = c.score == ScoreKind::kSoftcap ? "_softcap"
                      : *keys                        ? ""
                      : c.band                       ? "_band"

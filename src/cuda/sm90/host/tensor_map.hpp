@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/problem.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
 

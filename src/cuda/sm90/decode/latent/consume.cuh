@@ -36,7 +36,7 @@ class LatentConsumer : LatentSoftmax<Traits> {
   using Base::Base;
 
   __device__ __forceinline__ void run() {
-    LatentParts parts{};
+    LatentPartials partials{};
     for (RunReader runs(shared_.runs); runs.next(); runs.release()) {
       const DecodeRun& run = runs.run();
       load_latent_queries<Traits>(params_, run, shared_, warpgroup_ * kWarpgroupThreads + thread_);
@@ -44,10 +44,10 @@ class LatentConsumer : LatentSoftmax<Traits> {
       Sums sums;
       sums.clear();
       compute(run, sums);
-      this->end_run(run, sums, parts);
+      this->end_run(run, sums, partials);
     }
     if (warpgroup_ == 0 && thread_ == 0 && params_.slots > 0)
-      parts_of_block(params_, part_block(params_)) = parts;
+      partials_of_block(params_, partial_block(params_)) = partials;
   }
 
  private:
@@ -76,7 +76,7 @@ class LatentConsumer : LatentSoftmax<Traits> {
     wgmma_wait<0>();
     fence_operand(r_s);
     this->softmax(run, unmasked, tile, state_.stage, r_s, r_p, sums);
-    issue_pv<Traits::kElement, HalfTile>(sums.out, r_p, values());
+    issue_add_ab<Traits::kElement, HalfTile>(sums.out, r_p, values());
     end_output(sums);
   }
 

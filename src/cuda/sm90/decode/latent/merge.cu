@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the parts of items that blocks of the latent kernel share, and stores their rows. A unit
-// of work is a quarter of a row's head dims. Many units have few parts each: the grid deals them
-// out to warps. Few units may have one of every block: a block has a unit, and its warps share the
-// parts.
+// Merges the partials of items that blocks of the latent kernel share, and stores their rows. A
+// unit of work is a quarter of a row's head dims. Many units have few partials each: the grid deals
+// them out to warps. Few units may have one of every block: a block has a unit, and its warps share
+// the partials.
 #include "cuda/sm90/decode/latent/merge.hpp"
-#include "cuda/sm90/decode/latent/parts.cuh"
+#include "cuda/sm90/decode/latent/partials.cuh"
 #include "cuda/sm90/decode/latent/traits.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -17,9 +17,9 @@ inline constexpr int kWords = kMaxDecodeBlocks / 32;
 // What the headers of all blocks say, a bit for each block.
 struct Headers {
   unsigned begins[kWords], continues[kWords], ends[kWords];
-  int items;                            // that have been begun and not ended
-  short begun[kMaxDecodeBlocks];        // by which blocks
-  LatentParts parts[kMaxDecodeBlocks];  // of those
+  int items;                                  // that have been begun and not ended
+  short begun[kMaxDecodeBlocks];              // by which blocks
+  LatentPartials partials[kMaxDecodeBlocks];  // of those
 };
 
 // All threads call it.
@@ -28,11 +28,11 @@ __device__ __forceinline__ void read_headers(const DecodeParams& params, int blo
   const int lane = threadIdx.x % 32;
   for (int word = threadIdx.x / 32; word < kWords; word += kWarps) {
     const int block = 32 * word + lane;
-    LatentParts parts{};
-    if (block < blocks) headers.parts[block] = parts = parts_of_block(params, block);
-    const unsigned begins = __ballot_sync(~0u, parts.begins != 0),
-                   continues = __ballot_sync(~0u, parts.continues != 0),
-                   ends = __ballot_sync(~0u, parts.continues != 0 && parts.ends != 0);
+    LatentPartials partials{};
+    if (block < blocks) headers.partials[block] = partials = partials_of_block(params, block);
+    const unsigned begins = __ballot_sync(~0u, partials.begins != 0),
+                   continues = __ballot_sync(~0u, partials.continues != 0),
+                   ends = __ballot_sync(~0u, partials.continues != 0 && partials.ends != 0);
     if (lane == 0) {
       headers.begins[word] = begins;
       headers.continues[word] = continues;
@@ -64,23 +64,35 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 // A quarter of a row, merged so far: a lane has four head dims.
 struct Quarter : Partial<4> {
-  // Merges a part of each lane that has one: where its maximum and sum lie, and its quarter.
-  __device__ __forceinline__ void add(unsigned have, const float2* of_part, const float* from) {
+  float largest = -kInfinity;  // score, where the call wants it
+
+  __device__ __forceinline__ void add(const Quarter& other) {
+    merge(other, Exp2{});
+    largest = fmaxf(largest, other.largest);
+  }
+
+  __device__ __forceinline__ void add_largest(unsigned have, const float* of_partial) {
+    const int lane = threadIdx.x % 32;
+    largest = fmaxf(largest, warp_max(have >> lane & 1 ? *of_partial : -kInfinity));
+  }
+
+  // Merges a partial of each lane that has one: where its maximum and sum lie, and its quarter.
+  __device__ __forceinline__ void add(unsigned have, const float2* of_partial, const float* from) {
     constexpr int kAtOnce = 8;  // loads in flight
     const int lane = threadIdx.x % 32;
     const auto address = reinterpret_cast<unsigned long long>(from);
     float4 x[kAtOnce];
-    // Those of the first parts do not wait for the weights.
+    // Those of the first partials do not wait for the weights.
     int first = __ffs(have) - 1;
     load(have, first, address, x);
-    float2 part = {-kInfinity, 0.f};
-    if (have >> lane & 1) part = *of_part;
-    const float larger = fmaxf(max, warp_max(part.x));
-    if (larger == -kInfinity) return;  // no part has seen a key
+    float2 partial = {-kInfinity, 0.f};
+    if (have >> lane & 1) partial = *of_partial;
+    const float larger = fmaxf(max, warp_max(partial.x));
+    if (larger == -kInfinity) return;  // no partial has seen a key
     const float alpha = merge_weight(max, larger, Exp2{}),
-                weight = merge_weight(part.x, larger, Exp2{});
+                weight = merge_weight(partial.x, larger, Exp2{});
     max = larger;
-    sum = fmaf(sum, alpha, warp_sum(part.y * weight));
+    sum = fmaf(sum, alpha, warp_sum(partial.y * weight));
 #pragma unroll
     for (float& o : out) o *= alpha;
     const int end = 32 - __clz(have);
@@ -88,7 +100,7 @@ struct Quarter : Partial<4> {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         float w = __shfl_sync(~0u, weight, (first + i) % 32);
-        if (first + i >= end) w = 0.f;  // a lane without a part has the weight 0
+        if (first + i >= end) w = 0.f;  // a lane without a partial has the weight 0
         out[0] = fmaf(x[i].x, w, out[0]);
         out[1] = fmaf(x[i].y, w, out[1]);
         out[2] = fmaf(x[i].z, w, out[2]);
@@ -101,7 +113,7 @@ struct Quarter : Partial<4> {
   }
 
  private:
-  // Its four head dims of parts from `first` on; 0 of lanes that have none.
+  // Its four head dims of partials from `first` on; 0 of lanes that have none.
   template <int N>
   static __device__ __forceinline__ void load(unsigned have, int first, unsigned long long address,
                                               float4 (&x)[N]) {
@@ -115,7 +127,7 @@ struct Quarter : Partial<4> {
   }
 };
 
-// Which of the parts of a unit a warp merges: of each so many eights, one.
+// Which of the partials of a unit a warp merges: of each so many eights, one.
 struct WarpShare {
   int number, of;
 };
@@ -143,8 +155,10 @@ __device__ __forceinline__ Quarter merge_quarter(const DecodeParams& params, int
     if (have == 0) continue;
     const int block = min(32 * word + lane, blocks - 1);
     const LatentSlot slot = own >> lane & 1 ? LatentSlot::kBegun : LatentSlot::kContinued;
-    all.add(have, part_sum(params, blocks, block, slot, row),
-            part_row(params, blocks, block, slot, row) + first_dim);
+    all.add(have, partial_sum(params, blocks, block, slot, row),
+            partial_row(params, blocks, block, slot, row) + first_dim);
+    if (params.rows.max_logits.data != nullptr)
+      all.add_largest(have, partial_largest(params, blocks, block, slot, row));
   }
   return all;
 }
@@ -157,7 +171,7 @@ __device__ __forceinline__ void merge_warps(Quarter& all) {
   __syncthreads();
   if (warp > 0) return;
 #pragma unroll
-  for (int w = 1; w < kWarps; ++w) all.merge(quarters[w][lane], Exp2{});
+  for (int w = 1; w < kWarps; ++w) all.add(quarters[w][lane]);
 }
 
 template <Element kElement>
@@ -177,7 +191,7 @@ __global__ void __launch_bounds__(kLatentMergeThreads)
        unit += gridDim.x * kWarps) {
     const int begin = headers.begun[unit / (Traits::kRows * kQuarters)],
               row = unit / kQuarters % Traits::kRows, quarter = unit % kQuarters;
-    const LatentParts& item = headers.parts[begin];
+    const LatentPartials& item = headers.partials[begin];
     if (row >= item.rows) continue;
     Quarter all = merge_quarter(params, blocks, headers, begin, row, quarter * kQuarter, share);
     if (few) {
@@ -189,15 +203,13 @@ __global__ void __launch_bounds__(kLatentMergeThreads)
     run.head_group = item.head_group;
     run.q_row = item.q_row;
     const QueryRow at = query_row(params, run, row);
-    const RowResult result = finish_row(params, all.max, all.sum, at.head);
+    const RowResult result = finish_row(params, all.max, all.sum, all.largest, at.head);
     const OutRow<Traits> out(params, run, at);
 #pragma unroll
     for (int i = 0; i < 4; i += 2)
       out.store_pair(quarter * kQuarter + 4 * lane + i, all.out[i] * result.inverse_sum,
                      all.out[i + 1] * result.inverse_sum);
-    if (quarter != 0 || lane != 0) continue;
-    store_row_lse(params, run, at, result.lse);
-    if (params.max_logits != nullptr) store_max_logit(params, run, at, all.max);
+    if (quarter == 0 && lane == 0) store_values<Traits::kMaxLogits>(params, run, at, result.values);
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include "cuda/device/score/softcap.cuh"
 #include "cuda/device/score/softmax.cuh"
-#include "cuda/sm90/decode/latent/parts.cuh"
+#include "cuda/sm90/decode/latent/partials.cuh"
 #include "cuda/sm90/decode/latent/traits.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
@@ -23,20 +23,21 @@ class LatentSoftmax {
         shared_(shared),
         warpgroup_(warpgroup),
         thread_(thread_in_warpgroup()),
-        score_{{params.scale_log2}, params.slack / params.scale_log2} {}
+        score_{{params.scale_log2}, kSlack / params.scale_log2} {}
 
  protected:
   using KvState = typename Traits::KvState;
   using View = QueriesByKeys<Traits::kTileN / 2>;
   using Scores = typename View::Scores;
   using Probabilities = uint32_t[Traits::kTileN / 4];  // packed, as a product takes them
+  static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
 
   struct Sums {
     float out[Traits::kDims / 2];
-    float max[2], sum[2];  // sum: over this thread's keys
+    float max[2], sum[2], largest[2];  // sum, and the largest score: over this thread's keys
 
     __device__ __forceinline__ void clear() {
-      max[0] = max[1] = -kInfinity;
+      max[0] = max[1] = largest[0] = largest[1] = -kInfinity;
       sum[0] = sum[1] = 0.f;
 #pragma unroll
       for (float& x : out) x = 0.f;
@@ -75,12 +76,14 @@ class LatentSoftmax {
           run, first_key, shared_.v[stage], thread_, kWarpgroupThreads, [] {},
           [&] { sync_warpgroup(); });
     }
-    const bool within = all_within<View>(score_, r_s, sums.max);
+    keep_largest<View>(r_s, sums.largest);
+    const bool within = sums.largest[0] <= score_.limit(sums.max[0]) &&
+                        sums.largest[1] <= score_.limit(sums.max[1]);
     float added[2];
     weigh(view, r_s, sums, r_p, added);
     const bool raises = __any_sync(~0u, !within);
     if (raises) {
-      raise_max(r_s, sums);
+      raise_max(sums);
       weigh(view, r_s, sums, r_p, added);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
@@ -103,21 +106,22 @@ class LatentSoftmax {
 
   // ---- the end of a run ----
 
-  __device__ __forceinline__ void end_run(const DecodeRun& run, Sums& sums, LatentParts& parts) {
+  __device__ __forceinline__ void end_run(const DecodeRun& run, Sums& sums,
+                                          LatentPartials& partials) {
     end_sums(sums);
     if (run.is_whole) return store_result(run, sums);
     const bool begins = run.has_first;
     if (begins) {
-      parts.begins = 1;
-      parts.batch = run.batch;
-      parts.head_group = run.head_group;
-      parts.q_row = run.q_row;
-      parts.rows = run.rows;
+      partials.begins = 1;
+      partials.batch = run.batch;
+      partials.head_group = run.head_group;
+      partials.q_row = run.q_row;
+      partials.rows = run.rows;
     } else {
-      parts.continues = 1;
-      parts.ends = run.ends_item;
+      partials.continues = 1;
+      partials.ends = run.ends_item;
     }
-    store_part(run, sums, begins ? LatentSlot::kBegun : LatentSlot::kContinued);
+    store_partial(run, sums, begins ? LatentSlot::kBegun : LatentSlot::kContinued);
   }
 
   const DecodeParams& params_;
@@ -181,27 +185,34 @@ class LatentSoftmax {
   }
 
   // Raises the maxima that a tile demands, and only those, so that no row's bits depend on others.
-  __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& sums) const {
-    float largest[2], max[2];
-    find_max<View>(r_s, largest);
+  // A score that demands it is the largest so far.
+  __device__ __forceinline__ void raise_max(Sums& sums) const {
+    float max[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      max[h] = raised_max(sums.max[h], score_.limit(sums.max[h]), quad_max(largest[h]));
+      max[h] = raised_max(sums.max[h], score_.limit(sums.max[h]), quad_max(sums.largest[h]));
     rescale(max, sums);
   }
 
-  // From sums of threads to those of rows, and maxima in base 2.
+  // From numbers of threads to those of rows, and maxima and largest scores in base 2.
   __device__ __forceinline__ void end_sums(Sums& sums) const {
+    const bool largest_too = wants_largest<Traits>(params_);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(sums.sum[h]);
       if (thread_ % 4 == 0) shared_.sums[warpgroup_][row_of(h)] = sum;
+      if (!largest_too) continue;
+      const float largest = quad_max(sums.largest[h]);
+      if (thread_ % 4 == 0) shared_.largest[warpgroup_][row_of(h)] = largest;
     }
     sync_all();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sums.sum[h] = shared_.sums[0][row_of(h)] + shared_.sums[1][row_of(h)];
       if (sums.max[h] != -kInfinity) sums.max[h] = score_.shift_of(sums.max[h]);
+      if (!largest_too) continue;
+      const float x = fmaxf(shared_.largest[0][row_of(h)], shared_.largest[1][row_of(h)]);
+      sums.largest[h] = x == -kInfinity ? x : score_.shift_of(x);
     }
   }
 
@@ -213,11 +224,10 @@ class LatentSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const QueryRow at = query_row(params_, run, row_of(h));
-      const RowResult result = finish_row(params_, sums.max[h], sums.sum[h], at.head);
-      if (warpgroup_ == 0 && thread_ % 4 == 0 && row_of(h) < run.rows) {
-        store_row_lse(params_, run, at, result.lse);
-        if (params_.max_logits != nullptr) store_max_logit(params_, run, at, sums.max[h]);
-      }
+      const RowResult result =
+          finish_row(params_, sums.max[h], sums.sum[h], sums.largest[h], at.head);
+      if (warpgroup_ == 0 && thread_ % 4 == 0 && row_of(h) < run.rows)
+        store_values<Traits::kMaxLogits>(params_, run, at, result.values);
 #pragma unroll
       for (int i = 2 * h; i < Traits::kDims / 2; i += i % 2 == 0 ? 1 : 3)
         sums.out[i] *= result.inverse_sum;
@@ -283,20 +293,22 @@ class LatentSoftmax {
     }
   }
 
-  __device__ __forceinline__ void store_part(const DecodeRun& run, const Sums& sums,
-                                             LatentSlot slot) const {
-    const int block = part_block(params_);
+  __device__ __forceinline__ void store_partial(const DecodeRun& run, const Sums& sums,
+                                                LatentSlot slot) const {
+    const int block = partial_block(params_);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_of(h);
       if (row >= run.rows) continue;
-      float* const out = part_row(params_, params_.blocks, block, slot, row) + first_dim();
+      float* const out = partial_row(params_, params_.blocks, block, slot, row) + first_dim();
 #pragma unroll
       for (int j = 0; j < Traits::kDims / 8; ++j)
         *reinterpret_cast<float2*>(out + 8 * j) = {sums.out[4 * j + 2 * h],
                                                    sums.out[4 * j + 2 * h + 1]};
-      if (warpgroup_ == 0 && thread_ % 4 == 0)
-        *part_sum(params_, params_.blocks, block, slot, row) = {sums.max[h], sums.sum[h]};
+      if (warpgroup_ != 0 || thread_ % 4 != 0) continue;
+      *partial_sum(params_, params_.blocks, block, slot, row) = {sums.max[h], sums.sum[h]};
+      if (wants_largest<Traits>(params_))
+        *partial_largest(params_, params_.blocks, block, slot, row) = sums.largest[h];
     }
   }
 };

@@ -20,7 +20,7 @@ __device__ __forceinline__ Descriptor descriptor_in_cluster(Descriptor layout, c
 template <DecodeConfig kRow, Element kElement_>
 struct LatentTraits {
   static constexpr Element kElement = kElement_, kKeys = kElement_;
-  static constexpr bool kFp8 = false;
+  static constexpr bool kFp8 = false, kMaxLogits = true;
   static constexpr DecodeConfig kConfig = kRow;
   static constexpr int kRows = kConfig.rows, kTileN = kConfig.tile_n, kStages = kConfig.stages;
   static constexpr int kHeadDim = kConfig.head_dim, kHeadDimV = kConfig.head_dim_v;
@@ -52,7 +52,7 @@ struct LatentTraits {
     uint8_t q[QTile::kBytes];
     float max[kStages][kRows];    // to which P of the stage refers, where a warp has
     uint32_t raised[kStages][4];  // raised it
-    float sums[kWarpgroups][kRows];
+    float sums[kWarpgroups][kRows], largest[kWarpgroups][kRows];
     RowKeys row_keys[kRows];  // what each query row sees
     uint64_t k_full[kStages], v_full[kStages][kGroups], empty[kStages];
     uint64_t p_full[kStages];  // 4 arrivals, of the warps that have computed P

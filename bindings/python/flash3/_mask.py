@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mask: which keys each query sees, as lists that any number of calls read (flash3/mask.h)."""
+from typing import NamedTuple
+
+from . import _fields
+
+
+class Mask(NamedTuple):
+    """A mask as data, for mask= of attention() and attention_backward(); flash3.masks makes it.
+
+    It is a plain value: the memory, and what tells a call whether it is one for it. One of another device or other sizes is refused.
+    The memory must stay as it is while calls read it.
+    """
+    data: object  #: uint8 [bytes], on the device of the calls
+    key: int  #: says whether what follows belongs together
+    batch: int  #: sequences that have their own; 1: all share one
+    heads: int  #: query heads that have their own; 1: all share one
+    seq_q: int  #: queries of a sequence
+    seq_k: int  #: keys of a sequence
+    window_left: int  #: the band that it was made with: keys before i'; -1: all
+    window_right: int  #: keys after i'; -1: all
+    chunk: int  #: 0: none
+    mask_alignment: int  #: 0: bottom right; 1: top left
+    ranges: int  #: ranges of keys that it holds of each query
+    blocks: int  #: blocks of 128 x 128 that it has room for
+    partial_blocks: int  #: those of them that it has room for a bit for each pair of
+
+    @property
+    def fields(self):
+        """All but data, as torch.ops.flash3 takes them: mask_fields."""
+        return list(self[1:])
+
+
+def check_mask(mask):
+    if not isinstance(mask, Mask):
+        raise TypeError(f"mask is a {type(mask).__name__} but it must be a flash3.Mask, as flash3.masks makes it")
+    return mask
+
+
+def as_c(mask, memory_of):
+    """A mask as the C interface has it; memory_of(name, data): (address, bytes)."""
+    check_mask(mask)
+    return _fields.Mask(*memory_of("mask.data", mask.data), *mask.fields)

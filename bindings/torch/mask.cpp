@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch.ops.flash3.mask_make and mask_used, and the masks that attention takes: a tensor of bytes,
+// and the fields of flash3_mask after its size, in their order.
+#include "call.hpp"
+#include "operators.hpp"
+
+namespace flash3_torch {
+namespace {
+
+constexpr int64_t flash3_mask::*kSizes[] = {
+    &flash3_mask::batch,       &flash3_mask::heads,        &flash3_mask::seq_q, &flash3_mask::seq_k,
+    &flash3_mask::window_left, &flash3_mask::window_right, &flash3_mask::chunk};
+constexpr int32_t flash3_mask::*kNumbers[] = {&flash3_mask::mask_alignment, &flash3_mask::ranges};
+constexpr int64_t flash3_mask::*kRoom[] = {&flash3_mask::blocks, &flash3_mask::partial_blocks};
+constexpr size_t kFields = 1 + std::size(kSizes) + std::size(kNumbers) + std::size(kRoom);
+
+// Calls visit(field) for all that a mask has besides its memory.
+template <class Mask, class Visit>
+void visit_fields(Mask& mask, const Visit& visit) {
+  visit(mask.key);
+  for (const auto field : kSizes) visit(mask.*field);
+  for (const auto field : kNumbers) visit(mask.*field);
+  for (const auto field : kRoom) visit(mask.*field);
+}
+
+std::vector<int64_t> fields_of(const flash3_mask& mask) {
+  std::vector<int64_t> fields;
+  visit_fields(mask, [&](auto field) { fields.push_back(static_cast<int64_t>(field)); });
+  return fields;
+}
+
+}  // namespace
+
+flash3_mask mask_of(const Tensor& t, const std::vector<int64_t>& fields) {
+  if (torch_dtype_of(t) != aoti_torch_dtype_uint8() || t.dim() != 1 || !t.is_contiguous())
+    fail(FLASH3_INVALID_ARGUMENT,
+         "mask.data is no contiguous uint8 tensor of 1 dimension but it must be as mask_make gives "
+         "it");
+  if (fields.size() != kFields)
+    fail(FLASH3_INVALID_ARGUMENT, "mask_fields has " + std::to_string(fields.size()) +
+                                      " numbers but it must have the " + std::to_string(kFields) +
+                                      " that mask_make gives");
+  flash3_mask mask{};
+  mask.data = t.data_ptr(), mask.size = static_cast<size_t>(t.numel());
+  size_t next = 0;
+  visit_fields(mask, [&](auto& field) {
+    const int64_t given = fields[next++];
+    field = static_cast<std::remove_reference_t<decltype(field)>>(given);
+    if (static_cast<int64_t>(field) != given)
+      fail(FLASH3_INVALID_ARGUMENT,
+           "mask_fields holds " + std::to_string(given) + " but it must be as mask_make gives it");
+  });
+  return mask;
+}
+
+// (the mask's memory, its fields)
+void mask_make(StableIValue* stack, uint64_t, uint64_t) {
+  Call<flash3_mask_params> call(kMaskMake, stack);
+  call.describe_tensors();
+  const auto guard = call.on_device();
+  size_t bytes = 0;
+  check(flash3_mask_size(&call.params, &bytes));
+  const Tensor made = empty_aligned(bytes, call.device);
+  flash3_mask mask{};
+  mask.data = made.data_ptr(), mask.size = bytes;
+  check(flash3_mask_make(&call.params, &mask));
+  stack[0] = torch::stable::detail::from(made);
+  stack[1] = torch::stable::detail::from(fields_of(mask));
+}
+
+// (blocks, partial blocks): what the mask needs. Waits for the current stream.
+void mask_used(StableIValue* stack, uint64_t, uint64_t) {
+  using torch::stable::detail::to;
+  const Tensor data = to<Tensor>(stack[0]);
+  const auto fields = to<std::vector<int64_t>>(stack[1]);
+  const flash3_mask mask = mask_of(data, fields);
+  const Device device = device_of("mask.data", data);
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (device.is_cuda()) guard.emplace(device.index);
+  int64_t blocks = 0, partial = 0;
+  check(flash3_mask_used(&mask, device.is_cuda() ? current_stream(device.index) : nullptr, &blocks,
+                         &partial));
+  stack[0] = torch::stable::detail::from(blocks);
+  stack[1] = torch::stable::detail::from(partial);
+}
+
+}  // namespace flash3_torch

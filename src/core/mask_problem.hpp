@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a mask is made from (flash3/mask.h), validated and normalised, and where it goes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/mask_lists.hpp"
+#include "core/mask_rule.hpp"
+#include "core/status.hpp"
+#include "flash3/mask.h"
+
+namespace flash3 {
+
+static_assert(kMaskBlock == FLASH3_MASK_BLOCK && kMostMaskRanges == FLASH3_MASK_MOST_RANGES);
+
+enum class MaskSource { kBand, kRanges, kDocuments, kDense, kBlocks };
+
+// A source's tensor. Strides count elements and are 0 where a dimension of size 1 stands for all,
+// or is not there; the last dimension's is 1.
+struct MaskTensor {
+  const void* data = nullptr;
+  int64_t stride_batch = 0, stride_head = 0;
+  int64_t stride_row =
+      0;             // from range bound to range bound, query to query, block row to block row
+  int64_t size = 0;  // of the last dimension
+};
+
+struct MaskProblem {
+  MaskShape shape;
+  MaskRule rule;
+  MaskSource source = MaskSource::kBand;
+  MaskTensor tensor;  // ranges, documents, dense or block_indices
+  MaskTensor counts;  // block_counts
+  int64_t block_rows = 0, block_keys = 0;
+
+  flash3_backend backend = FLASH3_BACKEND_AUTO;
+  int num_threads = 0;
+  void* stream = nullptr;
+  void* data = nullptr;  // where the mask goes
+};
+
+// A mask that a call is given; without memory where the call is only a question.
+struct MaskLists {
+  bool given = false;
+  MaskShape shape;
+  MaskRule rule;  // the band that it was made with
+  const void* data = nullptr;
+  size_t size = 0;   // of the memory
+  uint64_t key = 0;  // what the caller's mask says it is
+
+  MaskMemory memory() const { return MaskMemory::of(shape, const_cast<void*>(data)); }
+};
+
+}  // namespace flash3

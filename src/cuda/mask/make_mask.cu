@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/host/cuda_status.hpp"
+#include "cuda/host/programmatic_launch.hpp"
+#include "cuda/mask/by_blocks.cuh"
+#include "cuda/mask/by_dense.cuh"
+#include "cuda/mask/by_documents.cuh"
+#include "cuda/mask/by_ranges.cuh"
+#include "cuda/mask/make_lists.cuh"
+#include "cuda/mask/make_mask.hpp"
+#include "cuda/mask/transpose_lists.cuh"
+
+namespace flash3::cuda {
+namespace {
+
+constexpr int kBeginThreads = 256;
+
+// Clears the counts and, of documents, notes where runs begin: a warp a block of keys.
+__global__ void __launch_bounds__(kBeginThreads)
+    begin_kernel(const __grid_constant__ MaskParams p, bool documents) {
+  wait_for_previous_kernel();
+  launch_dependents();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.memory.counts = {0, 0, 0, 0};
+  if (!documents) return;
+  constexpr int kWarps = kBeginThreads / 32;
+  const long long k_blocks = p.memory.shape.k_blocks();
+  for (long long i = (long long)blockIdx.x * kWarps + threadIdx.x / 32;
+       i < p.memory.shape.key_lists(); i += (long long)gridDim.x * kWarps)
+    note_runs(p, int(i / k_blocks), i % k_blocks);
+}
+
+// A block a list of queries: as many as a grid has would take terabytes. Lists of keys and what
+// else takes less is done in turns.
+constexpr long long kMostInTurns = 1 << 20;
+
+template <class... Parameters, class... Arguments>
+Status launch(void (*kernel)(Parameters...), long long blocks, int threads, void* stream,
+              const char* what, const Arguments&... arguments) {
+  if (blocks == 0) return {};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(unsigned(blocks));
+  launch.blockDim = dim3(unsigned(threads));
+  launch.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute overlap = programmatic_launch();
+  launch.attrs = &overlap;
+  launch.numAttrs = 1;
+  return cuda_status(cudaLaunchKernelEx(&launch, kernel, arguments...), what);
+}
+
+SourceTensor source_tensor(const MaskTensor& t) {
+  return {t.data, t.stride_batch, t.stride_head, t.stride_row, t.size};
+}
+
+// Whether 16 bytes at a time can be read of each row.
+bool in_vectors(const MaskTensor& t) {
+  const auto fits = [](int64_t bytes) { return bytes % 16 == 0; };
+  return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && fits(t.stride_batch) &&
+         fits(t.stride_head) && fits(t.stride_row);
+}
+
+template <class Source>
+Status launch_lists(const MaskParams& params, void* stream) {
+  return launch(lists_kernel<Source>, params.memory.shape.lists(), Source::kThreads, stream,
+                "launching the kernel that makes a mask's lists", params);
+}
+
+Status launch_lists(MaskSource source, const MaskParams& params, void* stream) {
+  switch (source) {
+    case MaskSource::kBand: return launch_lists<ByBand>(params, stream);
+    case MaskSource::kRanges:
+      if (params.memory.shape.ranges == 1) return launch_lists<ByRanges<1>>(params, stream);
+      return launch_lists<ByRanges<kMostMaskRanges>>(params, stream);
+    case MaskSource::kDocuments: return launch_lists<ByDocuments>(params, stream);
+    case MaskSource::kDense: return launch_lists<ByDense>(params, stream);
+    case MaskSource::kBlocks: return launch_lists<ByBlocks>(params, stream);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status launch_make_mask(const MaskProblem& problem) {
+  MaskParams params{};
+  params.memory = MaskMemory::of(problem.shape, problem.data);
+  params.rule = problem.rule;
+  params.source = source_tensor(problem.tensor);
+  params.counts = source_tensor(problem.counts);
+  params.block_rows = problem.block_rows, params.block_keys = problem.block_keys;
+  params.in_vectors = in_vectors(problem.tensor);
+
+  const bool documents = problem.source == MaskSource::kDocuments;
+  const long long key_lists = problem.shape.key_lists();
+  const long long blocks =
+      documents ? std::clamp(ceil_div(key_lists, kBeginThreads / 32), 1ll, kMostInTurns) : 1;
+  FLASH3_CHECK(launch(begin_kernel, blocks, kBeginThreads, problem.stream,
+                      "launching the kernel that begins a mask", params, documents));
+  FLASH3_CHECK(launch_lists(problem.source, params, problem.stream));
+  return launch(transpose_kernel, std::min(key_lists, kMostInTurns), kTransposeThreads,
+                problem.stream, "launching the kernel that transposes a mask's lists", params);
+}
+
+Status read_mask_counts(const MaskShape& shape, const void* data, void* stream,
+                        MaskCounts* counts) {
+  const MaskMemory memory = MaskMemory::of(shape, const_cast<void*>(data));
+  const auto on = static_cast<cudaStream_t>(stream);
+  FLASH3_CHECK(cuda_status(
+      cudaMemcpyAsync(counts, memory.counts, sizeof *counts, cudaMemcpyDeviceToHost, on),
+      "copying what a mask needs"));
+  return cuda_status(cudaStreamSynchronize(on), "waiting for a mask");
+}
+
+}  // namespace flash3::cuda

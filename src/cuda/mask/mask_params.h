@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels that make a mask are told. Host and device.
+#pragma once
+
+#include "core/mask_lists.hpp"
+#include "core/mask_rule.hpp"
+
+namespace flash3::cuda {
+
+// core/mask_problem.hpp: MaskTensor.
+struct SourceTensor {
+  const void* data;
+  long long stride_batch, stride_head, stride_row;  // of elements
+  long long size;                                   // of the last dimension
+
+  template <class Element>
+  FLASH3_HOST_DEVICE const Element* row(int batch, int head, long long which) const {
+    return static_cast<const Element*>(data) + batch * stride_batch + head * stride_head +
+           which * stride_row;
+  }
+};
+
+struct MaskParams {
+  MaskMemory memory;
+  MaskRule rule;
+  SourceTensor source, counts;
+  long long block_rows, block_keys;  // of the caller's blocks
+  bool in_vectors;                   // rows of a dense mask lie at multiples of 16 bytes
+};
+
+// MaskCounts::overflow while the lists are made; in the end it is 0 or 1.
+enum : int {
+  kNoRoom = 1,
+  kManyBlocks = 2,        // more than an int counts
+  kManyPartialBlocks = 4  // likewise
+};
+
+}  // namespace flash3::cuda

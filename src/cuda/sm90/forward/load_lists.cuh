@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer of kernels that walk the lists of a mask (core/mask_lists.hpp): a work tile is a
+// block of queries, and its key tiles are those of its list, from the last to the first.
+#pragma once
+
+#include "cuda/sm90/forward/load.cuh"
+
+namespace flash3::cuda::sm90 {
+
+// Key tiles of a work tile are counted as those of the blocks in the lists.
+template <class Traits>
+inline constexpr int kBlockTiles = kMaskBlock / Traits::kTileN;
+
+// Gives a work tile the keys of its list.
+template <class Traits>
+struct KeysOfList {
+  const MaskMemory& mask;
+
+  __device__ __forceinline__ void operator()(WorkTile& work) const {
+    const MaskList list = *mask.list(work.sequence.batch, work.head_group, work.query / kMaskBlock);
+    work.key_tile_begin = list.begin * kBlockTiles<Traits>;
+    work.key_tile_end = (list.begin + list.count) * kBlockTiles<Traits>;
+  }
+};
+
+// K or V, as load_key_tiles(). note(stage, tile): before a tile of K is loaded.
+template <class Traits, class Tile, class Note>
+__device__ __forceinline__ void load_listed_tiles(const ForwardParams& params, const TensorMap* map,
+                                                  const RowMap& rows,
+                                                  uint8_t (&stages)[Traits::kStages][Tile::kBytes],
+                                                  RingBarriers<Traits::kStages>& barriers,
+                                                  const char* empty, TileRing& ring,
+                                                  uint64_t* wanted, const Note& note) {
+  constexpr int kTiles = kBlockTiles<Traits>;
+  const auto listed = [&](int n) {
+    const int2 block = __ldg(reinterpret_cast<const int2*>(params.mask.blocks) + n / kTiles);
+    return MaskTile::of<kTiles>({block.x, block.y}, n % kTiles);
+  };
+  TileReader tiles{ring};
+  prefetch(map);
+  typename Traits::KvState state;
+  for (; tiles.next(); tiles.release()) {
+    const WorkTile& work = tiles.tile();
+    const int begin = work.key_tile_begin, end = work.key_tile_end, ask = ask_at(work);
+    if (wanted != nullptr && !work.has_keys()) arrive(wanted);
+    MaskTile next{};
+    if (work.has_keys()) next = listed(end - 1);
+    for (int n = end - 1; n >= begin; --n) {
+      const MaskTile tile = next;
+      if (n > begin) next = listed(n - 1);  // it comes while a stage is awaited
+      wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
+      note(state.stage, tile);
+      load_key_tile<Traits, Tile>(params, work, tiles.slots(), tile.tile(), map, rows,
+                                  stages[state.stage], &barriers.full[state.stage]);
+      state.advance();
+      if (wanted != nullptr && n == ask) arrive(wanted);
+    }
+  }
+}
+
+template <class Traits>
+struct TmaProducer<Traits, false, true> : TmaBarriers<Traits> {
+  static __device__ __forceinline__ void run(const ForwardParams& params,
+                                             typename Traits::Shared& shared) {
+    const ProducerWarp role{warp_in_warpgroup()};
+    if (role == ProducerWarp::kSchedule) {
+      // In the order of a band: tiles differ in length.
+      schedule_tiles<Traits::kTileN, true>(params.schedule, shared.tiles,
+                                           KeysOfList<Traits>{params.mask});
+    } else if (threadIdx.x % 32 == 0) {
+      if (role == ProducerWarp::kLoadQ) load_q<Traits>(params, shared);
+      if (role == ProducerWarp::kLoadK)
+        load_listed_tiles<Traits, typename Traits::KTile>(
+            params, &params.k, params.k_rows, shared.k, shared.k_barriers, "k_empty", shared.tiles,
+            &shared.tiles.wanted,
+            [&](int stage, const MaskTile& tile) { shared.listed[stage] = tile; });
+      if (role == ProducerWarp::kLoadV)
+        load_listed_tiles<Traits, typename Traits::VTile>(
+            params, &params.v, params.v_rows, shared.v, shared.v_barriers, "v_empty", shared.tiles,
+            nullptr, [](int, const MaskTile&) {});
+    }
+  }
+};
+
+}  // namespace flash3::cuda::sm90

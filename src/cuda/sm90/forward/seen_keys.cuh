@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a consumer knows of a listed key tile: which of its keys a thread's two rows see.
+// core/mask_lists.hpp draws the lists.
+#pragma once
+
+#include "core/mask_lists.hpp"
+#include "cuda/device/score/mask.cuh"
+#include "cuda/sm90/device/mask_tile.cuh"
+
+namespace flash3::cuda::sm90 {
+
+// Where a thread finds what its two rows see, in each work tile.
+struct RowsOfMask {
+  const MaskRange* range;  // of its first row, in the first range; the second row is 8 rows on
+  const unsigned* words;   // of the thread, in the first slot
+
+  // of: the first row of the work tile, the thread's first row in it, the thread among those of two
+  // warpgroups.
+  __device__ __forceinline__ RowsOfMask(const MaskMemory& mask, int batch, int head, int first_row,
+                                        int row, int thread)
+      : range(mask.range(0, batch, head, first_row + row)), words(mask.words + thread) {}
+};
+
+// What a thread's two rows see of a key tile. It is read while the scores are under way.
+struct SeenKeys {
+  int tile = 0;                   // the key tile
+  bool masked = false;            // else all is seen
+  bool by_bits = false;           // else by ranges
+  uint32_t a[2] = {}, b[2] = {};  // words of bits in a; or the ranges of the two rows
+
+  template <int kTileN>
+  __device__ __forceinline__ void read(const MaskMemory& mask, const RowsOfMask& rows,
+                                       const MaskTile& listed) {
+    tile = listed.tile();
+    masked = listed.kind() != kMaskFull;
+    by_bits = listed.kind() == kMaskBits;
+    if (!masked) return;
+    if (by_bits) {
+      // 64 keys have 256 words, one of each thread.
+      const unsigned* const words = rows.words + (long long)listed.data * kMaskWords;
+      if constexpr (kTileN == kMaskBlock) {
+        a[0] = __ldg(words), a[1] = __ldg(words + 256);
+      } else {
+        static_assert(2 * kTileN == kMaskBlock);
+        a[0] = __ldg(words + tile % 2 * 256);
+      }
+    } else {
+      const MaskShape& shape = mask.shape;
+      const auto* at = reinterpret_cast<const uint2*>(
+          rows.range + listed.data * (shape.batch * shape.heads * shape.rows()));
+      const uint2 upper = __ldg(at), lower = __ldg(at + 8);
+      a[0] = upper.x, a[1] = upper.y, b[0] = lower.x, b[1] = lower.y;
+    }
+  }
+
+  template <class View>
+  __device__ __forceinline__ void apply(const View& view, typename View::Scores& r_s) const {
+    if (by_bits) {
+      BitMask{a}.apply(view, r_s);
+    } else {
+      const auto seen = [&](int r) {
+        return r == 0 ? RowKeys{int(a[0]), int(a[1])} : RowKeys{int(b[0]), int(b[1])};
+      };
+      RangeMask<decltype(seen)>{seen}.apply(view, r_s);
+    }
+  }
+};
+
+// What a work tile of a consumer knows of its lists; that of a band knows of none.
+template <bool kLists>
+struct KeysOfTile {};
+template <>
+struct KeysOfTile<true> {
+  RowsOfMask rows;
+  SeenKeys seen = {};
+};
+
+}  // namespace flash3::cuda::sm90

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "oracle/mask_pairs.hpp"
+
+#include "oracle/visible.hpp"
+
+namespace flash3 {
+namespace {
+
+bool given(const flash3_tensor& t) { return t.ndim > 0; }
+
+template <class Element>
+Element at(const flash3_tensor& t, int64_t b, int64_t h, int64_t row, int64_t column) {
+  const int64_t index[4] = {t.shape[0] == 1 ? 0 : b, t.shape[1] == 1 ? 0 : h, row, column};
+  int64_t offset = 0;
+  for (int d = 0; d < t.ndim; ++d) offset += index[d] * t.stride[d];
+  return static_cast<const Element*>(t.data)[offset];
+}
+
+int document(const flash3_tensor& t, int64_t b, int64_t key) {
+  return static_cast<const int32_t*>(
+      t.data)[(t.shape[0] == 1 ? 0 : b) * t.stride[0] + key * t.stride[1]];
+}
+
+bool in_ranges(const flash3_mask_params& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  for (int64_t r = 0; r < p.ranges.shape[2] / 2; ++r)
+    if (at<int32_t>(p.ranges, b, h, 2 * r, i) <= j && j < at<int32_t>(p.ranges, b, h, 2 * r + 1, i))
+      return true;
+  return false;
+}
+
+bool in_document(const flash3_mask_params& p, int64_t b, int64_t i, int64_t j) {
+  const int64_t own = i + p.seq_k - p.seq_q;
+  if (own < 0 || own >= p.seq_k) return false;
+  const int number = document(p.documents, b, own);
+  for (int64_t key = own;; key += j > own ? 1 : -1) {
+    if (document(p.documents, b, key) != number) return false;
+    if (key == j) return true;
+  }
+}
+
+bool in_blocks(const flash3_mask_params& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  const int64_t row = i / p.block_rows, most = p.block_indices.shape[3];
+  const int64_t count = at<int32_t>(p.block_counts, b, h, row, 0);
+  for (int64_t n = 0; n < count && n < most; ++n)
+    if (at<int32_t>(p.block_indices, b, h, row, n) == j / p.block_keys) return true;
+  return false;
+}
+
+bool in_source(const flash3_mask_params& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  if (given(p.ranges)) return in_ranges(p, b, h, i, j);
+  if (given(p.documents)) return in_document(p, b, i, j);
+  if (given(p.dense)) return at<uint8_t>(p.dense, b, h, i, j) != 0;
+  return !given(p.block_counts) || in_blocks(p, b, h, i, j);
+}
+
+const flash3_tensor* source_of(const flash3_mask_params& p) {
+  for (const flash3_tensor* t : {&p.ranges, &p.documents, &p.dense, &p.block_counts})
+    if (given(*t)) return t;
+  return nullptr;
+}
+
+}  // namespace
+
+MaskPairs mask_pairs(const flash3_mask_params& p) {
+  const flash3_tensor* const source = source_of(p);
+  MaskPairs pairs{source ? source->shape[0] : 1,
+                  source && source->ndim > 2 ? source->shape[1] : 1,
+                  p.seq_q,
+                  p.seq_k,
+                  {}};
+  const VisibleKeys band = VisibleKeys::of(p, p.seq_q, p.seq_k);
+  pairs.seen.reserve(static_cast<size_t>(pairs.batch * pairs.heads * p.seq_q * p.seq_k));
+  for (int64_t b = 0; b < pairs.batch; ++b)
+    for (int64_t h = 0; h < pairs.heads; ++h)
+      for (int64_t i = 0; i < p.seq_q; ++i)
+        for (int64_t j = 0; j < p.seq_k; ++j)
+          pairs.seen.push_back(band.sees(i, j) && in_source(p, b, h, i, j));
+  return pairs;
+}
+
+}  // namespace flash3

@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules of flash3/mask.h: what breaks each, and the exact sentence that the user reads; for the
+// making of a mask, and for a call that is given one.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backward_call.hpp"
+#include "data_mask_call.hpp"
+#include "flash3/plan.hpp"
+#include "ragged_call.hpp"
+#include "rules.hpp"
+
+namespace flash3::test {
+namespace {
+
+using P = flash3_mask_params;
+
+std::string error_of(flash3_status status, flash3_status expected = FLASH3_INVALID_ARGUMENT) {
+  EXPECT_EQ(status, expected) << flash3_last_error();
+  return flash3_last_error();
+}
+
+// ---- making one ----
+
+struct MakeRule {
+  const char* name;
+  MaskArguments (*args)(DataMask&);
+  void (*breaks)(P&);
+  std::string message;
+};
+
+MaskArguments band(DataMask&) { return DataMask::band(); }
+MaskArguments ranges(DataMask& m) { return m.ranges(); }
+MaskArguments documents(DataMask& m) { return m.documents(); }
+MaskArguments dense(DataMask& m) { return m.dense(); }
+MaskArguments blocks(DataMask& m) { return m.blocks(); }
+
+std::vector<MakeRule> make_rules() {
+  const std::string most = " but a size must be from 0 to 2147483647";
+  return {
+      {"StructSize", band, [](P& p) { p.struct_size = 8; },
+       "struct_size = 8 but flash3_mask_params takes " + std::to_string(sizeof(P)) +
+           " bytes; set struct_size = sizeof(flash3_mask_params)"},
+      {"Batch", band, [](P& p) { p.batch = -1; }, "batch = -1" + most},
+      {"Heads", band, [](P& p) { p.heads_q = -2; }, "heads_q = -2" + most},
+      {"SeqQ", band, [](P& p) { p.seq_q = int64_t{1} << 31; }, "seq_q = 2147483648" + most},
+      {"SeqK", band, [](P& p) { p.seq_k = -5; }, "seq_k = -5" + most},
+      {"Pairs", band, [](P& p) { p.batch = p.heads_q = 1 << 16; },
+       "batch = 65536 and heads_q = 65536; batch * heads_q must be at most 2147483647"},
+      {"Causal", band, [](P& p) { p.causal = 2; }, "causal = 2 but it must be 0 or 1"},
+      {"Window", band, [](P& p) { p.window = -1; }, "window = -1 but it must be 0 or 1"},
+      {"Chunk", band, [](P& p) { p.chunk = -1; }, "chunk = -1 but it must be at least 0 (0: none)"},
+      {"Alignment", band, [](P& p) { p.mask_alignment = 2; },
+       "mask_alignment = 2 but it must be 0 (bottom right) or 1 (top left)"},
+      {"Backend", band, [](P& p) { p.backend = 3; },
+       "backend = 3 but it must be 0 (auto), 1 (hopper) or 2 (cpu)"},
+      {"Threads", band, [](P& p) { p.num_threads = -1; },
+       "num_threads = -1 but it must be at least 0 (0: one per core)"},
+      {"MaxBlocks", band, [](P& p) { p.max_blocks = -1; },
+       "max_blocks = -1 but it must be from 0 to 2147483647"},
+      {"MaxPartialBlocks", band, [](P& p) { p.max_partial_blocks = int64_t{1} << 40; },
+       "max_partial_blocks = 1099511627776 but it must be from 0 to 2147483647"},
+      {"TwoSources", ranges,
+       [](P& p) {
+         static const int32_t numbers[10] = {};
+         p.documents = documents_tensor(numbers, 2, 5);
+       },
+       "ranges is given and documents is given; a mask has at most one source"},
+      {"RangesDtype", ranges, [](P& p) { p.ranges.dtype = FLASH3_INT64; },
+       "ranges.dtype = 6 but it must be 4 (int32)"},
+      {"RangesNdim", ranges, [](P& p) { p.ranges.ndim = 3; },
+       "ranges.ndim = 3 but it must be 4, [1 or batch, 1 or heads_q, 2 * n, seq_q]"},
+      {"RangesBatch", ranges, [](P& p) { p.ranges.shape[0] = 3; },
+       "ranges.shape[0] = 3 but batch = 2; it must be 1, for all, or batch"},
+      {"RangesHeads", ranges, [](P& p) { p.ranges.shape[1] = 2; },
+       "ranges.shape[1] = 2 but heads_q = 4; it must be 1, for all, or heads_q"},
+      {"RangesOdd", ranges, [](P& p) { p.ranges.shape[2] = 3; },
+       "ranges.shape[2] = 3 but it must be 2 * n, with n from 1 to 8"},
+      {"RangesMany", ranges, [](P& p) { p.ranges.shape[2] = 18; },
+       "ranges.shape[2] = 18 but it must be 2 * n, with n from 1 to 8"},
+      {"RangesQueries", ranges, [](P& p) { p.ranges.shape[3] = 2; },
+       "ranges.shape[3] = 2 but seq_q = 3; they must be the same"},
+      {"RangesStride", ranges, [](P& p) { p.ranges.stride[3] = 2; },
+       "ranges.stride[3] = 2 but it must be 1; the last dimension of ranges, [1 or batch, 1 or "
+       "heads_q, 2 * n, seq_q], must be contiguous"},
+      {"RangesNull", ranges, [](P& p) { p.ranges.data = nullptr; },
+       "ranges.data is null but ranges has elements; only a tensor with a size of 0 needs no "
+       "memory"},
+      {"DocumentsNdim", documents, [](P& p) { p.documents.ndim = 1; },
+       "documents.ndim = 1 but it must be 2, [1 or batch, seq_k]"},
+      {"DocumentsKeys", documents, [](P& p) { p.documents.shape[1] = 4; },
+       "documents.shape[1] = 4 but seq_k = 5; they must be the same"},
+      {"DenseDtype", dense, [](P& p) { p.dense.dtype = FLASH3_INT32; },
+       "dense.dtype = 4 but it must be 7 (uint8)"},
+      {"DenseQueries", dense, [](P& p) { p.dense.shape[2] = 4; },
+       "dense.shape[2] = 4 but seq_q = 3; they must be the same"},
+      {"DenseKeys", dense, [](P& p) { p.dense.shape[3] = 4; },
+       "dense.shape[3] = 4 but seq_k = 5; they must be the same"},
+      {"NoIndices", blocks, [](P& p) { p.block_indices = {}; },
+       "block_counts is given but block_indices is all zero; they belong together"},
+      {"NoCounts", blocks, [](P& p) { p.block_counts = {}; },
+       "block_indices is given but block_counts is all zero; they belong together"},
+      {"BlockRows", blocks, [](P& p) { p.block_rows = 12; },
+       "block_rows = 12 but it must be a positive multiple of 8"},
+      {"BlockKeys", blocks, [](P& p) { p.block_keys = 0; },
+       "block_keys = 0 but it must be a positive multiple of 8"},
+      {"BlockCounts", blocks, [](P& p) { p.block_counts.shape[2] = 2; },
+       "block_counts.shape[2] = 2 but ceil(seq_q / block_rows) = 1; they must be the same"},
+      {"BlockIndices", blocks, [](P& p) { p.block_indices.shape[1] = 4; },
+       "block_indices.shape[1] = 4 but block_counts.shape[1] = 1; block_counts and block_indices "
+       "must have the same shape"},
+      {"TooManyBlocks", dense,
+       [](P& p) {
+         p.seq_q = p.seq_k = p.dense.shape[2] = p.dense.shape[3] = 1 << 27;
+         p.dense.shape[0] = p.dense.shape[1] = 1;
+         p.dense.stride[0] = p.dense.stride[1] = p.dense.stride[2] = 0;
+       },
+       "max_blocks = 0 but the mask can have more than 2147483647 blocks; say how many it may "
+       "have"},
+      {"TooLarge", ranges,
+       [](P& p) {
+         p.seq_q = p.ranges.shape[3] = 2147483647, p.batch = p.ranges.shape[0] = 1 << 20;
+         p.ranges.stride[0] = p.ranges.stride[1] = p.ranges.stride[2] = 0;
+         p.max_blocks = 1;
+       },
+       "the mask of batch 1048576, heads 4, seq_q 2147483647, seq_k 5, 1 blocks and 0 partial ones "
+       "takes more than 2^52 bytes"},
+  };
+}
+
+TEST(DataMaskRules, SayWhatIsWrong) {
+  for (const MakeRule& rule : make_rules()) {
+    SCOPED_TRACE(rule.name);
+    DataMask m;
+    P p = rule.args(m).params();
+    EXPECT_EQ(flash3_mask_make(&p, &m.mask), FLASH3_OK) << flash3_last_error();
+    m.mask.key = 0;
+    m.memory.fill(0xAB);
+    rule.breaks(p);
+    EXPECT_EQ(error_of(flash3_mask_make(&p, &m.mask)), rule.message);
+    EXPECT_EQ(m.mask.key, 0u);
+    for (const unsigned char byte : m.memory) ASSERT_EQ(byte, 0xAB);
+  }
+}
+
+TEST(DataMaskRules, OfItsMemory) {
+  DataMask m;
+  const P p = m.ranges().params();
+  size_t bytes = 0;
+  EXPECT_EQ(error_of(flash3_mask_size(&p, nullptr)),
+            "bytes is null; it must point to where the result goes");
+  EXPECT_EQ(error_of(flash3_mask_size(nullptr, &bytes)),
+            "params is null; it must point to a flash3_mask_params");
+  ASSERT_EQ(flash3_mask_size(&p, &bytes), FLASH3_OK);
+  const std::string needs =
+      " but this call needs " + std::to_string(bytes) + " bytes, as flash3_mask_size tells";
+  EXPECT_EQ(error_of(flash3_mask_make(&p, nullptr)),
+            "mask is null; it must point to where the result goes");
+  m.mask.size = bytes - 1;
+  EXPECT_EQ(error_of(flash3_mask_make(&p, &m.mask)),
+            "mask->size = " + std::to_string(bytes - 1) + needs);
+  m.mask.size = bytes;
+  EXPECT_EQ(flash3_mask_make(&p, &m.mask), FLASH3_OK) << flash3_last_error();
+  m.mask.data = nullptr;
+  EXPECT_EQ(error_of(flash3_mask_make(&p, &m.mask)), "mask->data is null" + needs);
+  m.mask.data = m.memory.data() + 64;
+  EXPECT_NE(error_of(flash3_mask_make(&p, &m.mask)).find("but it must be a multiple of 256"),
+            std::string::npos);
+  // The lists must not lie in what they are made from.
+  P overlapping = p;
+  m.mask.data = m.memory.data();
+  overlapping.ranges.data = m.memory.data() + bytes - 4 * 6;
+  EXPECT_EQ(without_addresses(error_of(flash3_mask_make(&overlapping, &m.mask))),
+            "mask->data and ranges share memory, but the call writes mask->data; what it writes "
+            "must lie in no other tensor of the call");
+  // Where only bytes are asked for, no memory is needed.
+  P question = p;
+  question.ranges.data = nullptr;
+  size_t asked = 0;
+  EXPECT_EQ(flash3_mask_size(&question, &asked), FLASH3_OK) << flash3_last_error();
+  EXPECT_EQ(asked, bytes);
+}
+
+TEST(DataMask, TellsWhatItNeeds) {
+  DataMask m;
+  const flash3_mask* mask = m.make(m.dense());
+  EXPECT_EQ(mask->batch, 2);
+  EXPECT_EQ(mask->heads, 4);
+  EXPECT_EQ(mask->blocks, 8);
+  const MaskUse use = mask_use(*mask);
+  EXPECT_EQ(use.blocks, 8);
+  EXPECT_EQ(use.partial_blocks, 8);
+  MaskArguments args = m.dense();
+  args.max_blocks = use.blocks, args.max_partial_blocks = use.partial_blocks - 1;
+  const size_t smaller = mask_size(args);
+  EXPECT_EQ(mask_size(m.dense()) - smaller, 2048u);
+  // With less room it is empty, and still says what it needs.
+  m.make(args);
+  EXPECT_EQ(mask_use(m.mask).partial_blocks, 8);
+
+  int64_t blocks = 0;
+  EXPECT_EQ(error_of(flash3_mask_used(nullptr, nullptr, &blocks, &blocks)),
+            "mask is null; it must be one that was made");
+  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, nullptr, &blocks)),
+            "blocks is null; it must point to where the result goes");
+  m.mask.seq_k = 6;
+  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks)),
+            "mask->key = " + std::to_string(m.mask.key) +
+                " but no backend makes that of its fields; flash3_mask_make sets them all");
+  m.mask.seq_q = int64_t{1} << 40;
+  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks)),
+            "mask->seq_q = 1099511627776 but a size must be from 0 to 2147483647");
+}
+
+// What a source shares, the mask shares.
+TEST(DataMask, SharesWhatItsSourceShares) {
+  DataMask m;
+  MaskArguments args = m.ranges();
+  args.ranges.shape[0] = 1;
+  m.make(args);
+  EXPECT_EQ(m.mask.batch, 1);
+  EXPECT_EQ(m.mask.heads, 4);
+  m.make(m.documents());
+  EXPECT_EQ(m.mask.batch, 2);
+  EXPECT_EQ(m.mask.heads, 1);
+  m.make(DataMask::band());
+  EXPECT_EQ(m.mask.batch, 1);
+  EXPECT_EQ(m.mask.heads, 1);
+  EXPECT_EQ(m.mask.partial_blocks, 0);  // its own range tells each block
+}
+
+// ---- a call that is given one ----
+
+template <class Params>
+struct CallRule {
+  const char* name;
+  void (*breaks)(Params&, flash3_mask&);
+  std::string message;
+  flash3_status status = FLASH3_INVALID_ARGUMENT;
+};
+
+template <class Params>
+std::vector<CallRule<Params>> call_rules() {
+  static const int32_t lengths[3] = {};
+  constexpr const char kOneLength[] = "the sequences of a call with a mask have one length";
+  return {
+      {"SeqQ", [](Params&, flash3_mask& m) { m.seq_q = 4; },
+       "mask->seq_q = 4 but q.shape[1] = 3; the mask was made for calls of another size"},
+      {"SeqK", [](Params&, flash3_mask& m) { m.seq_k = 4; },
+       "mask->seq_k = 4 but k.shape[1] = 5; the mask was made for calls of another size"},
+      {"Batch", [](Params&, flash3_mask& m) { m.batch = 3; },
+       "mask->batch = 3 but q.shape[0] = 2; a mask is the same for all, 1, or has its own for "
+       "each"},
+      {"Heads", [](Params&, flash3_mask& m) { m.heads = 2; },
+       "mask->heads = 2 but q.shape[2] = 4; a mask is the same for all, 1, or has its own for "
+       "each"},
+      {"Ranges", [](Params&, flash3_mask& m) { m.ranges = 9; },
+       "mask->ranges = 9 but it must be from 1 to 8"},
+      {"Blocks", [](Params&, flash3_mask& m) { m.blocks = -1; },
+       "mask->blocks = -1 but it must be from 0 to 2147483647"},
+      {"Causal", [](Params& p, flash3_mask&) { p.causal = 1; },
+       "window_right (0: causal) = 0 but the mask was made with 2; the band of a call with a mask "
+       "is none, or the mask's"},
+      {"Window", [](Params& p, flash3_mask&) { p.window_left = 2; },
+       "window_left = 2 but the mask was made with 3; the band of a call with a mask is none, or "
+       "the mask's"},
+      {"Chunk", [](Params& p, flash3_mask&) { p.chunk = 2; },
+       "chunk = 2 but the mask was made with 0; the band of a call with a mask is none, or the "
+       "mask's"},
+      {"Alignment", [](Params& p, flash3_mask&) { p.mask_alignment = FLASH3_ALIGN_TOP_LEFT; },
+       "mask_alignment = 1 but the mask was made with 0; the band of a call with a mask is none, "
+       "or "
+       "the mask's"},
+      {"SeqUsed", [](Params& p, flash3_mask&) { p.seqused_k = index_tensor(lengths, 2); },
+       std::string("mask is given and seqused_k is given; ") + kOneLength, FLASH3_UNSUPPORTED},
+      {"Memory", [](Params&, flash3_mask& m) { m.data = nullptr; },
+       "mask->data is null but this call needs 2304 bytes, as flash3_mask_size tells"},
+      {"Size", [](Params&, flash3_mask& m) { m.size = 2303; },
+       "mask->size = 2303 but this call needs 2304 bytes, as flash3_mask_size tells"},
+  };
+}
+
+// Made with the band of the call, or without one in the call.
+MaskArguments windowed() {
+  MaskArguments args = DataMask::band();
+  args.window_left = 3, args.window_right = 2;
+  return args;
+}
+
+template <class TestCall>
+void check_call_rules(TestCall& call, DataMask& m) {
+  m.make(windowed());
+  call.args.mask = &m.mask;
+  call.args.backend = FLASH3_BACKEND_CPU;
+  const flash3_mask made = m.mask;
+  auto plain = call.args;
+  plain.window_left.reset(), plain.window_right.reset();
+  EXPECT_EQ(supported(plain).message(), "");
+  call.args.window_left = 3, call.args.window_right = 2;
+  using Params = decltype(call.args.params());
+  for (const CallRule<Params>& rule : call_rules<Params>()) {
+    SCOPED_TRACE(rule.name);
+    m.mask = made;
+    EXPECT_EQ(supported(call.args).message(), "");
+    auto p = call.args.params();
+    rule.breaks(p, m.mask);
+    flash3_status status;
+    if constexpr (std::same_as<Params, flash3_forward_params>)
+      status = flash3_forward(&p);
+    else
+      status = flash3_backward(&p);
+    EXPECT_EQ(error_of(status, rule.status), rule.message);
+  }
+  m.mask = made;
+}
+
+TEST(DataMaskRules, OfAForward) {
+  Call call;
+  DataMask m;
+  check_call_rules(call, m);
+  for (const float x : call.out) ASSERT_EQ(x, Call::kUntouched);
+  m.mask.key += 2;
+  auto p = call.args.params();
+  EXPECT_EQ(error_of(flash3_forward(&p)),
+            "mask->key = " + std::to_string(m.mask.key) + " but its fields make " +
+                std::to_string(m.mask.key - 2) +
+                " on the cpu backend; flash3_mask_make sets them all, for the backend and the "
+                "device that it ran on");
+  // Fields that fit the call and are not the mask's.
+  m.mask.key -= 2;
+  m.mask.blocks = 1;
+  m.mask.partial_blocks = 1;
+  EXPECT_NE(error_of(flash3_forward(&p)).find("but its fields make "), std::string::npos);
+}
+
+TEST(DataMaskRules, OfABackward) {
+  BackwardCall call;
+  DataMask m;
+  check_call_rules(call, m);
+}
+
+TEST(DataMaskRules, OfWhatGoesWithoutOne) {
+  Call call;
+  DataMask m;
+  call.args.mask = m.make(DataMask::band());
+  const auto refusal = [&](void (*change)(Forward&), flash3_status status = FLASH3_UNSUPPORTED) {
+    Forward args = call.args;
+    change(args);
+    const Result result = supported(args);
+    EXPECT_EQ(result.code(), status) << result.message();
+    return result.message();
+  };
+  static const int32_t index[4] = {0, 1, 2, 3};
+  static uint64_t words[6];
+  const std::string cache = "; a mask lists keys by their places in k, which is no cache";
+  EXPECT_EQ(refusal([](Forward& f) {
+              f.cache_batch_idx = index_tensor(index, 2), f.seqused_k = index_tensor(index, 2);
+            }),
+            "mask is given and seqused_k is given; the sequences of a call with a mask have one "
+            "length");
+  EXPECT_EQ(refusal([](Forward& f) { f.cache_batch_idx = index_tensor(index, 2); }),
+            "mask is given and cache_batch_idx is given" + cache);
+  EXPECT_EQ(refusal([](Forward& f) { f.qv = f.out; }),
+            "mask is given and qv is given; latent attention knows the band alone");
+  EXPECT_EQ(refusal([](Forward& f) { f.tree_mask = tree_mask_tensor(words, 2, 3); },
+                    FLASH3_INVALID_ARGUMENT),
+            "mask is given and tree_mask is given; tree_mask is the mask of the call");
+  EXPECT_EQ(refusal([](Forward& f) { f.compute = FLASH3_COMPUTE_FP8; }),
+            "mask is given and compute = 1 (fp8) is given; bring q, k and v to FP8 with "
+            "flash3_quantize before, or leave it out");
+  RaggedCall ragged;
+  Forward f = ragged.forward();
+  f.mask = &m.mask;
+  EXPECT_EQ(supported(f).message(),
+            "mask is given and cu_seqlens_q is given; the sequences of a call with a mask have one "
+            "length");
+}
+
+// What a call writes lies outside of its mask.
+TEST(DataMaskRules, OfWhatLiesInIt) {
+  Call call;
+  DataMask m;
+  call.args.mask = m.make(DataMask::band());
+  call.args.backend = FLASH3_BACKEND_CPU;
+  auto p = call.args.params();
+  p.lse.data = m.memory.data() + 512;
+  EXPECT_EQ(without_addresses(error_of(flash3_forward(&p))),
+            "lse and mask->data share memory, but the call writes lse; what it writes must lie in "
+            "no other tensor of the call");
+  BackwardCall backward;
+  backward.args.mask = &m.mask;
+  auto b = backward.args.params();
+  size_t bytes = 0;
+  ASSERT_EQ(flash3_backward_workspace(&b, &bytes), FLASH3_OK) << flash3_last_error();
+  ASSERT_LE(bytes, m.memory.size());
+  b.workspace = m.memory.data(), b.workspace_size = m.memory.size();
+  EXPECT_EQ(without_addresses(error_of(flash3_backward(&b))),
+            "workspace and mask->data share memory, but the call writes workspace; what it writes "
+            "must lie in no other tensor of the call");
+}
+
+// A kept plan takes masks of the same sizes and band, and no others.
+TEST(DataMask, OfAKeptPlan) {
+  Call call;
+  auto dense = std::make_unique<DataMask>(), other = std::make_unique<DataMask>();
+  call.args.backend = FLASH3_BACKEND_CPU;
+  Forward args = call.args;
+  dense->bytes.fill(1);
+  args.mask = dense->make(dense->dense());
+  const Plan<Forward> plan(args);
+  ASSERT_TRUE(plan.try_run(args));
+  const std::vector<float> all_seen = call.out;
+  other->bytes.fill(0);
+  args.mask = other->make(other->dense());
+  ASSERT_TRUE(plan.try_run(args));
+  for (const float x : call.out) EXPECT_EQ(x, 0.f);
+  args.mask = nullptr;
+  EXPECT_EQ(plan.try_run(args).message(),
+            "mask = null but the plan was made for given; only addresses, stream and workspace may "
+            "change");
+  args.mask = other->make(DataMask::band());
+  EXPECT_EQ(plan.try_run(args).message(),
+            "mask->batch = 1 but the plan was made for 2; only addresses, stream and workspace may "
+            "change");
+  MaskArguments causal = other->dense();
+  causal.causal = true;
+  args.mask = other->make(causal);
+  EXPECT_EQ(plan.try_run(args).message(),
+            "mask->window_right = 0 but the plan was made for -1; only addresses, stream and "
+            "workspace may change");
+  const Plan<Forward> without(call.args);
+  EXPECT_EQ(without.try_run(args).message(),
+            "mask = given but the plan was made for null; only addresses, stream and workspace may "
+            "change");
+  ASSERT_TRUE(without.try_run(call.args));
+  EXPECT_EQ(call.out, all_seen);
+}
+
+TEST(DataMask, IsExplained) {
+  Call call;
+  DataMask m;
+  call.args.mask = m.make(m.documents());
+  call.args.backend = FLASH3_BACKEND_CPU;
+  EXPECT_NE(explain(call.args).find("mask: query i sees what its mask lists, in blocks of 128 x "
+                                    "128, for each sequence and all heads, with room for 2 blocks "
+                                    "and the bits of 0\n"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace flash3::test

@@ -397,9 +397,10 @@ def every_table(gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, 
                            (context, context_points), (cpu, cpu_points), (alone, alone_table), (calls, call_table), (trained, training_table)):
         for path, report in reports:
             yield path, write(path, report, "")
-    for reports, write in ((needle, needle_tables), (cache_needle, cache_needle_tables)):
-        for item in reports:
-            yield item[0], write(item, "", full=True)
+    for item in needle:
+        yield item[0], needle_tables(item, "", full=True)
+    for item in cache_needle:
+        yield item[0], cache_needle_tables(item)
     yield RESULTS / STUDY, study_tables(full=True)
     for path, report in models:
         yield path, every_model(report)
@@ -431,7 +432,6 @@ def main():
     status = update("README.md", "speed", speed_over_peers(gpu, plain_backward, fp8, cpu), args.check)
     status |= update("docs/accuracy.md", "verified", verified_table.verified_text(verified_table.load()), args.check)
     status |= update("docs/fp8.md", "needle", needle_tables(needle[0] if needle else None), args.check)
-    status |= update("docs/fp8.md", "cache-needle", cache_needle_tables(cache_needle[0] if cache_needle else None), args.check)
     status |= update("docs/fp8.md", "backward", study_tables(), args.check)
     status |= update("docs/transformers.md", "models", models_tables(models[0] if models else None), args.check)
     sections = summaries(gpu, backward, ragged, fp8, cpu, calls, trained, cache, context)

@@ -329,11 +329,10 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->excludes("--accuracy", "--ragged", "--quantize", "--decode");
   auto* random =
       verify_app
-          ->add_option(
-              "--random", verify_options.random,
-              "Random problems instead of the table, for this many seconds; with\n"
-              "--backward, --ragged, --quantize, --decode, --masks or --filter only such\n"
-              "ones. Each that fails is printed with its id, to be run alone by --case")
+          ->add_option("--random", verify_options.random,
+                       "Random problems instead of the table, for this many seconds; with\n"
+                       "--backward, --ragged, --quantize, --decode, --masks or --filter only such\n"
+                       "ones. Each that fails is printed with its id, to be run alone by --case")
           ->excludes("--accuracy", "--level")
           ->check(in_range(0.001, 1e7));
   verify_app

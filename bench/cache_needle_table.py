@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/fp8.md from what bench/cache_needle.py wrote."""
+"""The tables of bench/tables.py --csv from what bench/cache_needle.py wrote."""
 from needle_table import LEVELS, cell
 from table_parts import NOT_MEASURED, source, table
 
@@ -23,7 +23,7 @@ def of_caches(points, names, fields):
     return table(["data, needle's weight", "keys", *(CACHES[name] for name in names)], rows)
 
 
-def cache_needle_tables(found, up="../"):
+def cache_needle_tables(found, up=""):
     """found: (path, report), or None."""
     if found is None:
         return NOT_MEASURED

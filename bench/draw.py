@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Draws the figures, docs/images/*.svg, from the committed measurements in bench/results, for a light page and for a dark one: README.md's,
-TFLOP/s over the sequence length, a panel for each head dim and mask; of docs/fp8.md the losses of trainings with a simulated FP8 backward; and, of a
+flash3's speed over each library's (bench/draw_speed.py); TFLOP/s over the sequence length, a panel for each head dim and mask; of docs/fp8.md the losses of trainings with a simulated FP8 backward; and, of a
 context_profile_*.json if there is one, the timelines of context parallelism (bench/draw_context.py), and of all context_parallel_*.json its speed over
 the number of ranks (bench/draw_ranks.py).
 
@@ -17,8 +17,9 @@ from xml.sax.saxutils import escape
 
 import draw_context
 import draw_ranks
+import draw_speed
 from svg_parts import PAGES, text
-from tables import NAMES, RESULTS, ROOT, mask
+from tables import NAMES, RESULTS, ROOT, mask, of_speed
 
 IMAGES = ROOT / "docs/images"
 FIGURES = {"forward": "forward_h200.json", "backward": "backward_h200.json", "fp8": "fp8_h200.json"}
@@ -196,6 +197,7 @@ def draw_training(report, theme):
 def figures():
     """{name of a figure: (the file in bench/results, or a list of them, the function of what it holds and a theme that draws it)}"""
     found = {name: (file, draw) for name, file in FIGURES.items()}
+    found["speed"] = of_speed(), draw_speed.draw
     found["fp8_backward_training"] = TRAINING, draw_training
     profiles = sorted((json.loads(path.read_text(encoding="utf-8"))["date"], path.name) for path in RESULTS.glob("context_profile_*.json"))
     if profiles:  # the newest

@@ -5,6 +5,7 @@ import statistics
 
 from table_parts import NOT_MEASURED, RESULTS, source, table
 
+STUDY = "fp8_backward_study_cpu.json"
 GRADIENTS = ("dq", "dk", "dv")
 DATA = {"normal": "N(0, 1)", "outliers": "outliers", "channels": "wide channels", "minilm_layer0": "MiniLM, layer 0",
         "minilm_layer5": "MiniLM, layer 5", "gpt_layer0": "GPT, layer 0", "gpt_layer1": "GPT, layer 1"}
@@ -15,6 +16,8 @@ VARIANTS = {"fp8": "a scale for each tile of dS, 64×128", "fp8_tile_128": "of 1
 FORWARDS = {"kernel_bf16": "bf16 forward and backward", "kernel_fp8_forward": "`compute=\"fp8\"`: FP8 forward, bf16 backward of the 16-bit tensors",
             "kernel_fp8_forward_dequantised": "FP8 forward, bf16 backward of its e4m3 tensors", "fp8": "FP8 forward and backward",
             "fp8_lse_of_16_bits": "exact forward, FP8 backward"}
+SHOWN = {**{name: FORWARDS[name] for name in ("kernel_bf16", "kernel_fp8_forward", "kernel_fp8_forward_dequantised", "fp8")},
+         "inputs": "the last, rounding q, k, v, dOut alone", "p_ds": "rounding P and dS alone"}
 BOUNDS = {"nothing beyond units": "nothing but the unit that binds", "as far from units as bf16": "bf16's tile by that too",
           "same cycles beyond units": "and as many cycles beyond it as bf16 has now", "the same, packing": "with the packing of P and dS",
           "the same, transposed in the kernel": "with Q and dOut transposed in the kernel",
@@ -108,8 +111,9 @@ def preparing_text(preparing):
             + "; ".join(f"{seq:,}: {share}" for seq, share in shares.items()) + ".")
 
 
-def study_tables():
-    path = RESULTS / "fp8_backward_study_cpu.json"
+def study_tables(full=False):
+    """full: all tables, and not only those that decide."""
+    path = RESULTS / STUDY
     if not path.exists():
         return NOT_MEASURED
     report = json.loads(path.read_text(encoding="utf-8"))
@@ -118,7 +122,9 @@ def study_tables():
     seeds = len({run["seed"] for run in training["runs"]})
     about = (f"The GPT of `examples/07_train_gpt.py`, {size['layers']} layers of {size['heads']} heads of {size['dim'] // size['heads']}, "
              f"{size['batch']}×{size['length']} bytes a step, {training['steps']} steps, {seeds} seeds; nats per byte:")
-    parts = ["Each figure is the worst of the lengths, head dims and masks.", error_table(points, PARTS), cosine_table(points), length_table(points), variant_table(points), error_table(points, FORWARDS), about,
-             training_table(training), shared_table(gain["units"]), bound_table(gain["masks"]), forward_text(gain["masks"]),
-             preparing_text(gain["preparing"]), f"From {source(path, report, '../')}; a CPU with {report['device'].split(',')[0]}, torch {report['torch']}."]
+    parts = ["Each figure is the worst of the lengths, head dims and masks.", error_table(points, PARTS if full else SHOWN)]
+    parts += [cosine_table(points), length_table(points), variant_table(points)] if full else []
+    parts += [*([error_table(points, FORWARDS), about, training_table(training), shared_table(gain["units"])] if full else []), bound_table(gain["masks"])]
+    parts += [forward_text(gain["masks"]), preparing_text(gain["preparing"])] if full else []
+    parts += [f"From {source(path, report, '../')}; a CPU with {report['device'].split(',')[0]}, torch {report['torch']}."]
     return "\n\n".join(parts)

@@ -26,6 +26,7 @@ def reason(text):
     text = re.sub(r"^[\w' ]+: ", "", text)
     text = re.sub(r"^\w*(Error|Failed|TooLarge): ", "", text)
     text = re.sub(r"\d+ million", "… million", re.sub(r"\((\d+, )+\d+\)", "(…)", text))
+    text = re.sub(r", not the model's .*", ", not the model's own", text)  # however much of it the report holds
     return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
@@ -42,8 +43,8 @@ def summary(results):
 
 
 def lines(header, rows):
-    cells = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in cells)
+    first, *rest = ("| " + " | ".join(str(cell) for cell in row) + " |" for row in (header, *rows))
+    return "\n".join([first, "|" + "---|" * len(header), *rest])
 
 
 def names(classes):
@@ -66,22 +67,13 @@ def deviations(results):
                   for (kind, why), (classes, asked) in order])
 
 
-def not_compared(results):
-    groups = collections.defaultdict(list)
-    for result in results:
-        if "forward" not in result:
-            groups[reason(result.get("model") or result["inputs"])].append(result["class"])
-    return lines(["why", "classes"], [[why, names(classes)] for why, classes in sorted(groups.items(), key=lambda i: (-len(i[1]), i[0]))])
-
-
-def beyond_eager(results):
-    groups = collections.defaultdict(list)
-    for result in results:
-        for name, text in came_of(result).items():
-            if level(text) == "eager":
-                groups[ASKED[name], reason(text)].append(result["class"])
-    return lines(["asked for", "what eager attention says", "classes"],
-                 [[asked, why, names(classes)] for (asked, why), classes in sorted(groups.items())])
+def every_model(report):
+    """A row for each class: what came of each call, or why it was not compared."""
+    results = sorted(report["transformers_models"], key=lambda result: (result["kind"], result["class"].lower()))
+    cell = lambda text: text.replace("|", "\\|").replace("\n", " ")
+    rows = [[result["class"], result["kind"], *(cell(result.get(name, "")) for name in ASKED),
+             "" if "forward" in result else cell(result.get("model") or result["inputs"])] for result in results]
+    return lines(["class", "kind", *ASKED.values(), "not compared"], rows)
 
 
 def models_tables(item):
@@ -101,10 +93,10 @@ def models_tables(item):
     parts += [f"**Causal language models, equal in all, continuous batching too.** {names(equal('causal', batched))}.",
               f"**Causal language models, equal in all that eager attention does.** "
               f"{names(equal('causal', lambda r: not batched(r)))}.",
-              f"**With sinks, of these two.** {names(r['class'] for r in results if r.get('sinks') and r['kind'] == 'causal')}.",
-              f"**Other models, equal in all.** {names(equal('base', lambda r: True))}.",
-              "## Refused, or otherwise not equal", deviations(results),
-              "## What eager attention does not do either", beyond_eager(results),
-              "## Not compared", "No small model, or no inputs, by the rules of the tool; or transformers chooses attention by a table in which "
-              "no other name has a place (`KeyError: 'f3'`).", not_compared(results)]
+              f"**Causal language models with sinks.** {names(r['class'] for r in results if r.get('sinks') and r['kind'] == 'causal')}.",
+              f"**Other models.** {len(equal('base', lambda r: True))} classes are equal in all.",
+              "## Refused, or otherwise not equal", deviations(results)]
+    without = [r["class"] for r in results if "forward" not in r]
+    parts.append(f"{len(without)} classes were not compared: the tool makes no small model or no inputs of them, or transformers chooses attention by a "
+                 "table that has no other names (`KeyError: 'f3'`).")
     return "\n\n".join(parts)

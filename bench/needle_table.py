@@ -6,6 +6,7 @@ LIBRARIES = {"flash3_bf16": "flash3, bf16", "flash3_fp8": "flash3, FP8", "fa3_fp
              "exact_sums": "exact sums of FP8"}
 WITHOUT_FP8 = ("flash3_bf16",)
 LEVELS = {"noise": "just above noise"}
+HARDEST = ("noise", "0.5", "equal")
 
 
 def percent(value, digits=0):
@@ -34,10 +35,10 @@ def grouped(points):
     return groups
 
 
-def needles(points, names):
+def needles(points, names, full):
     columns = [(f"{LIBRARIES[name]}: retrieved, found, error", name, (("retrieved", 0), ("found", 0), ("error", 1))) for name in names]
     columns += [(f"{LIBRARIES[name]}, of 16 bits: near, error", name, (("near_unquantised", 0), ("error_unquantised", 1)))
-                for name in names if name not in WITHOUT_FP8]
+                for name in names if full and name not in WITHOUT_FP8]
     rows = [[f"{data}, {LEVELS.get(level, level)}", f"{keys:,}", *(cell(of, name, fields) for _, name, fields in columns)]
             for (data, level, keys), of in grouped(points).items()]
     return table(["data, needle's weight", "keys", *(title for title, *_ in columns)], rows)
@@ -50,20 +51,23 @@ def long_sums(points, names):
     return table(["values of one sign", "keys", *(f"{LIBRARIES[name]}: gain, error" for name in names)], rows)
 
 
-def needle_tables(found, up="../"):
-    """found: (path, report), or None."""
+def needle_tables(found, up="../", full=False):
+    """found: (path, report), or None. full: every length, weight and column, and not the hardest alone."""
     if found is None:
         return NOT_MEASURED
     path, report = found
-    points = report["needle_points"]
+    points = [point for point in report["needle_points"] if full or point["level"] in HARDEST]
     names = [name for name in LIBRARIES if any(name in point["libraries"] for point in points)]
     dims = sorted({point["dim"] for point in points})
     with_needle = [point for point in points if point["data"] != "one sign"]
+    if not full:
+        longest = max((point["keys"] for point in with_needle), default=0)
+        with_needle = [point for point in with_needle if point["keys"] == longest]
     without = [point for point in points if point["data"] == "one sign"]
     fa3 = f", FlashAttention-3 of {report['fa3']}" if report.get("fa3") else ""
     lines = [f"{report['device']}, torch {report['torch']}{fa3}; {report['rows'] * report['heads']} rows a point, seed {report['seed']}. Each figure is "
              f"the worst of head dims {', '.join(map(str, dims))}."]
-    lines += [needles(with_needle, names)] if with_needle else []
+    lines += [needles(with_needle, names, full)] if with_needle else []
     lines += [long_sums(without, names)] if without else []
     refusals = dict.fromkeys(f"{LIBRARIES.get(name, name)} at {point['keys']:,} keys, d {point['dim']}: {why}" for point in points
                              for name, why in point["refused"].items())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README.md's table of speed: flash3's speed divided by each library's, for each pass and each card, from what bench/peers.py and bench/cpu_vs_torch.py wrote."""
+"""The table of speed in README.md and docs/figures.md: flash3's speed divided by each library's, for each pass and each card, from what bench/peers.py and bench/cpu_vs_torch.py wrote."""
 import statistics
 
 from table_parts import NAMES, table
@@ -33,32 +33,45 @@ def short_name(device):
     return device.removeprefix("NVIDIA ").split()[0]
 
 
+def range_text(ratios):
+    """The median of some ratios, and in brackets the least and the most."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})" if ratios else "–"
+
+
+def ratio(point, peer):
+    theirs = tflops(point, peer)
+    return point["tflops"][FLASH3] / theirs if theirs else None
+
+
 def row(what, points, peers, suffix):
     """Ratios to each of the peers at the points, and at how many flash3 is at least as fast as the fastest of them there."""
-    def ratio(point, peer):
-        theirs = tflops(point, peer + suffix)
-        return point["tflops"][FLASH3] / theirs if theirs else None
-
-    ratios = [[r for p in points if (r := ratio(p, peer))] for peer in peers]
-    to_best = [min(at) for p in points if (at := [r for peer in peers if (r := ratio(p, peer))])]
-    return [f"{what}, {len(points)} points", *(f"{statistics.median(r):.2f} ({min(r):.2f} … {max(r):.2f})" if r else "–" for r in ratios),
-            f"{sum(r >= 1 for r in to_best)} of {len(to_best)}"]
+    ratios = [[r for p in points if (r := ratio(p, peer + suffix))] for peer in peers]
+    to_best = [min(at) for p in points if (at := [r for peer in peers if (r := ratio(p, peer + suffix))])]
+    return [f"{what}, {len(points)} points", *map(range_text, ratios), f"{sum(r >= 1 for r in to_best)} of {len(to_best)}"]
 
 
-def speed_over_peers(forward, backward, fp8, cpu):
-    """The table. forward, backward, fp8, cpu: lists of (path, report), of the GPU newest first. A pass and a card without a report have no row."""
+def passes_of_cards(forward, backward, fp8):
+    """[(what, e.g. "forward, H200", its points, what a peer's name ends with in them)]: the newest of each pass and card. The arguments are
+    lists of (path, report), newest first. A pass and a card without a report have no entry."""
     passes = [("forward", newest_of_each_device(forward), "points", ""), ("backward", newest_of_each_device(backward), "points", ""),
               ("FP8 forward", newest_of_each_device(fp8), "fp8_points", "_fp8")]
     devices = in_order(*(of_device for _, of_device, _, _ in passes))
-    shown = [(f"{what}, {short_name(device)}", [p for _, report in of_device[device] for p in report[field]], suffix)
-             for device in devices for what, of_device, field, suffix in passes if device in of_device]
+    return [(f"{what}, {short_name(device)}", [p for _, report in of_device[device] for p in report[field]], suffix)
+            for device in devices for what, of_device, field, suffix in passes if device in of_device]
+
+
+def speed_over_peers(forward, backward, fp8, cpu):
+    """The table. forward, backward, fp8, cpu: lists of (path, report), of the GPU newest first."""
+    shown = passes_of_cards(forward, backward, fp8)
     peers = [peer for peer in PEERS if any(tflops(p, peer + suffix) for _, points, suffix in shown for p in points)]
     text = table(["flash3's speed divided by", *(NAMES[peer] for peer in peers), "fastest at"],
                  [row(what, points, peers, suffix) for what, points, suffix in shown])
-    text += "\n\nMedian, least and most; then the points where flash3 is at least as fast as the fastest of the others."
+    text += ("\n\nEach cell holds the median, the least and the most. The last column counts the points where flash3 is at least as fast as the fastest"
+             "\nof the other libraries.")
     if any(suffix for _, _, suffix in shown):
-        text += " FP8 is compared with FP8:\nflash3 with scales for blocks of tokens, cuDNN with one for each tensor, FlashAttention-3 with none."
+        text += (" FP8 is compared with FP8: flash3 with a scale for each block of tokens, cuDNN with one for each tensor, FlashAttention-3"
+                 "\nwithout scales.")
     for _, report in cpu[:1]:
-        text += (f"\nOn the CPU, {report['device']}, {report['instructions']}, it is {report['geometric_mean_speedup']:.1f} "
-                 f"times as fast as torch, the geometric mean of {len(report['results'])} cases.")
+        text += (f"\nOn a CPU ({report['device']}, {report['instructions']}) flash3 is "
+                 f"{report['geometric_mean_speedup']:.1f} times as fast as torch (the geometric mean of {len(report['results'])} cases).")
     return text

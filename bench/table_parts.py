@@ -10,8 +10,8 @@ NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3",
 
 
 def table(header, rows):
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    first, *rest = ("| " + " | ".join(str(cell) for cell in line) + " |" for line in (header, *rows))
+    return "\n".join([first, "|---|" + "---:|" * (len(header) - 1), *rest])
 
 
 def source(path, report, up=""):

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/figures.md, of docs/fp8.md, of docs/transformers.md, and README.md's of speed, from the committed measurements in
-bench/results, and what kernels have passed in docs/accuracy.md, from their record.
+"""Writes the tables of docs/figures.md, docs/fp8.md, docs/transformers.md, and README.md's table of speed, from the committed measurements in
+bench/results, and in docs/accuracy.md what the kernels have passed, from their record.
 
     python3 bench/tables.py [--check]
+    python3 bench/tables.py --csv DIR       # every point of every measurement
 
 Reads what bench/peers.py (GPU), bench/cpu_vs_torch.py (CPU), `flash3 bench --json` (flash3 alone), bench/call_overhead.py,
 bench/needle.py, bench/cache_needle.py, bench/fp8_backward_study.py, bench/decode_peers.py, bench/context_parallel.py,
@@ -11,7 +12,10 @@ bench/transformers_models.py and examples/07_train_gpt.py wrote, newest first.
 `--check` compares instead of writing: the gate that keeps the figures and the measurements together.
 """
 import argparse
+import csv
 import json
+import pathlib
+import re
 import statistics
 import sys
 
@@ -20,10 +24,11 @@ from cache_needle_table import cache_needle_tables
 from context_table import context_points
 from cpu_table import cpu_points, cpu_summary
 from decode_table import decode_points
-from fp8_backward_table import study_tables
-from models_table import models_tables
+from fp8_backward_table import STUDY, study_tables
+from models_table import every_model, models_tables
 from needle_table import needle_tables
-from speed_table import in_order, newest_of_each_device, speed_over_peers
+from speed_table import in_order, newest_of_each_device, short_name, speed_over_peers
+from summary_tables import cache_summary, context_summary, fp8_summary, ragged_summary
 from table_parts import NAMES, NOT_MEASURED, RESULTS, ROOT, libraries, median_range, source, table
 
 sys.path.insert(0, str(ROOT / "tools/codegen"))
@@ -160,25 +165,21 @@ def gpu_summary(path, report, up="../"):
                 r = ratio_to_best(p) if p else None
                 cells.append("" if not p else f"{value(p, ours(p)):.0f}" + (f" ({r:.2f})" if r else ""))
             rows.append([f"{dim} {'causal' if causal else 'full'}", *cells])
-    lines = [gpu_heading(report), "",
-             "TFLOP/s of flash3; in brackets its ratio to the fastest of the others at that point, all interleaved in one run:", "",
-             table(["head_dim, mask \\ seq", *lengths], rows), ""]
-    for peer, name in NAMES.items():
-        ratios = [r for p in points if (r := ratio(p, peer))]
-        if ratios:
-            lines.append(f"- flash3 / {name}, over these {len(ratios)} points: {median_range(ratios)}")
+    lines = [table(["head_dim, mask \\ seq", *lengths], rows), ""]
     best = [r for p in points if (r := ratio_to_best(p))]
     if best:
-        lines.append(f"- flash3 / the fastest of the others, over these {len(best)} points: {median_range(best)}; flash3 leads at "
-                     f"{sum(r >= 1 for r in best)}")
+        lines.append(f"- The ratio to the fastest of the other libraries: {median_range(best)}; flash3 leads at {sum(r >= 1 for r in best)} of "
+                     f"{len(best)} points.")
     shares = [(p["share_of_ceiling"][ours(p)], p["seq"]) for p in points if "share_of_ceiling" in p]
     if shares:
         longest = [share for share, seq in shares if seq == lengths[-1]]
-        lines.append(f"- flash3's share of the ceiling, over these {len(shares)} points: "
-                     f"{median_range([share for share, _ in shares])}; at {lengths[-1]} {min(longest):.2f} … {max(longest):.2f}")
+        lines.append(f"- The share of the ceiling: {median_range([share for share, _ in shares])}; at {lengths[-1]} tokens {min(longest):.2f} … "
+                     f"{max(longest):.2f}.")
     if is_backward(report):
         lines.append(f"- {memory_text(report)}")
-    return "\n".join([*lines, f"- From {source(path, report, up)}."])
+    clocks, watts = ([p[field] for p in points] for field in ("sm_mhz", "watts"))
+    return "\n".join([*lines, f"- {libraries(report)}; {min(clocks)} to {max(clocks)} MHz, {min(watts)} to {max(watts)} W.",
+                      f"- From {source(path, report, up)}."])
 
 
 def gpu_points(path, report, up="../"):
@@ -358,7 +359,7 @@ def training_table(path, report, up="../"):
     size, losses, speed = report["size"], report["loss"], report["tokens_per_second"]
     names, steps = list(losses), len(next(iter(losses.values())))
     mean = lambda values, end: statistics.fmean(values[max(0, end - 10):end])
-    ends = sorted({*range(10, steps, max(10, steps // 80 * 10)), steps})
+    ends = sorted({*range(10, steps, max(10, steps // 40 * 10)), steps})
     rows = [[f"{max(0, end - 10)} … {end - 1}", *(f"{mean(losses[name], end):.4f}" for name in names)] for end in ends]
     rows.append(["tokens/s", *(f"{speed[name]:,}" for name in names)])
     return (f"{report['device']}, torch {report['torch']}: a GPT of {size['layers']} layers, dim {size['dim']}, {size['heads']} heads, "
@@ -366,53 +367,75 @@ def training_table(path, report, up="../"):
             "steps, nats per byte.\n\n" + table(["steps", *names], rows) + f"\n\nFrom {source(path, report, up)}.")
 
 
-def section(title, reports, write):
-    parts = [write(path, report) for path, report in reports]
-    return f"### {title}\n\n" + "\n\n".join(parts or [NOT_MEASURED])
+def of_speed():
+    """The names of the files in bench/results that the table of speed and README.md's figure are of, newest first."""
+    gpu, backward, _, fp8, *_ = load()
+    plain = [item for item in backward if not item[1]["deterministic"]]
+    return [path.name for reports in (gpu, plain, fp8) for items in newest_of_each_device(reports).values() for path, _ in items]
+
+
+def summaries(gpu, backward, ragged, fp8, cpu, calls, trained, cache, context):
+    """docs/figures.md's sections, each a summary of one suite: (heading, text)."""
+    plain_backward = [item for item in backward if not item[1]["deterministic"]]
+    of_gpu, of_backward = newest_of_each_device(gpu), newest_of_each_device(plain_backward)
+    devices = in_order(of_gpu, of_backward, newest_of_each_device(fp8))
+    found = [("Speed beside other libraries", speed_over_peers(gpu, plain_backward, fp8, cpu))]
+    for what, of_device in (("forward", of_gpu), ("backward", of_backward)):
+        device = next((device for device in devices if device in of_device), None)
+        if device:
+            found.append((f"TFLOP/s, {what}, {short_name(device)}", gpu_summary(*of_device[device][0])))
+    found += [("FP8 beside 16 bits", fp8_summary(fp8)), ("Ragged batches", ragged_summary(ragged)), ("KV cache", cache_summary(cache)),
+              ("Several GPUs", context_summary(context)), ("CPU", "\n\n".join(cpu_summary(*item) for item in cpu) or NOT_MEASURED)]
+    for title, reports, write in (("What a call costs the host", calls, call_table), ("Training a small GPT", trained, training_table)):
+        found.append((title, "\n\n".join(write(*item) for item in reports) or NOT_MEASURED))
+    return found
+
+
+def every_table(gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models):
+    """(path, its tables of every point and the text around them) of each file that has one."""
+    for reports, write in ((gpu, gpu_points), (backward, gpu_points), (ragged, ragged_points), (fp8, fp8_points), (cache, decode_points),
+                           (context, context_points), (cpu, cpu_points), (alone, alone_table), (calls, call_table), (trained, training_table)):
+        for path, report in reports:
+            yield path, write(path, report, "")
+    for item in needle:
+        yield item[0], needle_tables(item, "", full=True)
+    for item in cache_needle:
+        yield item[0], cache_needle_tables(item)
+    yield RESULTS / STUDY, study_tables(full=True)
+    for path, report in models:
+        yield path, every_model(report)
+
+
+def write_csv(folder, texts):
+    """NAME.csv, the table of bench/results/NAME.json, with NAME_2.csv and so on where it has more, and NAME.txt, how it was measured.
+    texts: (path, text) as every_table gives it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in texts:
+        about = re.sub(r"(^\|.*\n?)+", "", text, flags=re.M)
+        (folder / f"{path.stem}.txt").write_text(re.sub(r"\n{3,}", "\n\n", about).strip() + "\n", encoding="utf-8")
+        for number, lines in enumerate(re.findall(r"(?:^\|.*\n?)+", text, re.M), 1):
+            rows = [[cell.strip().strip("`").replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines.splitlines()]
+            with open(folder / f"{path.stem}{f'_{number}' if number > 1 else ''}.csv", "w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([rows[0], *rows[2:]])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--csv", metavar="DIR", type=pathlib.Path, help="write the tables of every point to this folder instead, a CSV file each")
     args = parser.parse_args()
-    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models, other = load()
+    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models, _ = load()
+    if args.csv:
+        write_csv(args.csv, every_table(gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models))
+        return 0
     plain_backward = [item for item in backward if not item[1]["deterministic"]]
-    of_gpu, of_backward = newest_of_each_device(gpu), newest_of_each_device(plain_backward)
-    devices = in_order(of_gpu, of_backward, newest_of_each_device(fp8))
-    newest = lambda of_device: [of_device[device][0] for device in devices if device in of_device]
-    summary = [section("On the GPU", newest(of_gpu), gpu_summary)]
-    if plain_backward:
-        summary.append(section("On the GPU, backward", newest(of_backward), gpu_summary))
-    summary += [section("On the CPU", cpu, cpu_summary)]
-    everything = [section("Hopper, forward", gpu, gpu_points)]
-    if backward:
-        everything.append(section("Hopper, backward", backward, gpu_points))
-    if ragged:
-        everything.append(section("Hopper, ragged batches", ragged, ragged_points))
-    if fp8:
-        everything.append(section("Hopper, FP8 forward", fp8, fp8_points))
-    if cache:
-        everything.append(section("Hopper, on a KV cache", cache, decode_points))
-    if context:
-        everything.append(section("Hopper, several GPUs", context, context_points))
-    everything.append(section("CPU", cpu, cpu_points))
-    if alone:
-        everything.append(section("flash3 alone", alone, alone_table))
-    if calls:
-        everything.append(section("What a call costs the host", calls, call_table))
-    if trained:
-        everything.append(section("Training a small GPT", trained, training_table))
-    if other:
-        files = [f"- [`{file}`](../{file})" for file in (path.relative_to(ROOT) for path in other)]
-        everything.append("### Other files\n\n" + "\n".join(files))
     status = update("README.md", "speed", speed_over_peers(gpu, plain_backward, fp8, cpu), args.check)
     status |= update("docs/accuracy.md", "verified", verified_table.verified_text(verified_table.load()), args.check)
     status |= update("docs/fp8.md", "needle", needle_tables(needle[0] if needle else None), args.check)
-    status |= update("docs/fp8.md", "cache-needle", cache_needle_tables(cache_needle[0] if cache_needle else None), args.check)
     status |= update("docs/fp8.md", "backward", study_tables(), args.check)
     status |= update("docs/transformers.md", "models", models_tables(models[0] if models else None), args.check)
-    status |= update("docs/figures.md", "summary", "\n\n".join(summary), args.check)
-    status |= update("docs/figures.md", "figures", "\n\n".join(everything), args.check)
+    sections = summaries(gpu, backward, ragged, fp8, cpu, calls, trained, cache, context)
+    status |= update("docs/figures.md", "summary", "\n\n".join(f"### {title}\n\n{text}" for title, text in sections), args.check)
     if status:
         print("the figures are not what bench/results holds: run bench/tables.py")
     return status

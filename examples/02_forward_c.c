@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention on host memory in C11: a sliding window, the log-sum-exp, a workspace, and an error.
- * README.md shows the part between the two marks. */
+ * docs/cpp.md shows the part between the two marks. */
 #include <flash3/flash3.h>
 #include <math.h>
 #include <stdio.h>

@@ -243,7 +243,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
                             descale_q=None, descale_k=None, descale_v=None, block_table=None):
     """Attention to a cache [batch, seq, heads_k, dim] of which the first cache_seqlens keys count, or to pages, with page_table.
 
-    k and v are written into it behind these keys first, and then count as well; rotary_cos and rotary_sin give k and q a rotary
+    k and v are first written to it after these keys, and then count as well; rotary_cos and rotary_sin give k and q a rotary
     embedding. flash3.attention_with_kv_cache tells more of each argument: there k is k_new, cache_seqlens is seqused_k,
     cache_leftpad is leftpad_k, and rotary_seqlens is rotary_offsets. FP8 caches, with k_descale and v_descale, take
     q, k and v in FP8 or in 16 bits. With return_softmax_lse (out, softmax_lse, out_accum, softmax_lse_accum), of which the last two

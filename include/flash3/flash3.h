@@ -5,22 +5,23 @@
  *     out = softmax(softmax_scale · Q·Kᵀ + mask) · V
  *     lse = log Σ exp(softmax_scale · Q·Kᵀ + mask)
  *
- * and what models add to it (ragged batches, sinks, a soft cap, chunks, caches that grow), tile by
- * tile with an online softmax (FlashAttention-3, arXiv:2407.08608), and the gradients of both by
- * flash3_backward; the score matrix is never stored. flash3_quantize (quantize.h) makes the FP8
- * tensors that flash3_forward takes too, flash3_merge (merge.h) one result of parts.
+ * with ragged batches, sinks, a soft cap, chunks and growing caches, tile by tile with an online
+ * softmax (FlashAttention-3, arXiv:2407.08608). flash3_backward computes the gradients of both. The
+ * score matrix is never stored. flash3_quantize (quantize.h) makes FP8 tensors for flash3_forward,
+ * and flash3_merge (merge.h) merges results of parts of the keys.
  *
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
- *   2. flash3_forward_workspace() tells how many bytes of scratch memory the call needs (often 0).
+ *   2. flash3_forward_workspace() returns the bytes of scratch memory that the call needs (often
+ * 0).
  *   3. flash3_forward() enqueues the work on params.stream (Hopper), or does it (CPU).
- *   flash3_backward, flash3_quantize and flash3_merge go the same way.
+ *   flash3_backward, flash3_quantize and flash3_merge are called in the same way.
  *
  * Rules
  *   - The caller owns every buffer. The library never allocates device memory, synchronises,
  *     prints or exits.
  *   - Every function that can fail returns a flash3_status. After anything but FLASH3_OK,
- *     flash3_last_error() holds a sentence that names the field, both values and the rule; nothing
+ *     flash3_last_error() holds a message that names the field, both values and the rule; nothing
  *     has been launched or written, except by a call that was cancelled (interrupt.h).
  *   - Safe from many threads on many streams; calls can be captured into a CUDA graph.
  */
@@ -47,17 +48,17 @@ typedef enum flash3_compute FLASH3_ENUM_INT32 {
 /** How Hopper sums up FP8 products of weights and v (flash3_forward_params.fp8_sums). */
 typedef enum flash3_fp8_sums FLASH3_ENUM_INT32 {
   FLASH3_FP8_SUMS_AUTO = 0,      /**< two levels where a query may see more than 2048 keys */
-  FLASH3_FP8_SUMS_ONE_LEVEL = 1, /**< in the tensor cores alone, whose long sums shrink */
-  FLASH3_FP8_SUMS_TWO_LEVELS = 2 /**< float32 sums take over what those have every few tiles */
+  FLASH3_FP8_SUMS_ONE_LEVEL = 1, /**< in the tensor cores only, whose long sums shrink */
+  FLASH3_FP8_SUMS_TWO_LEVELS = 2 /**< added to float32 sums every few tiles */
 } flash3_fp8_sums;
 
-/** Which diagonal a mask goes along (flash3_forward_params.mask_alignment). */
+/** The diagonal of a mask (flash3_forward_params.mask_alignment). */
 typedef enum flash3_mask_alignment FLASH3_ENUM_INT32 {
-  FLASH3_ALIGN_BOTTOM_RIGHT = 0, /**< i' = i + seq_k − seq_q: the last query's is the last key */
-  FLASH3_ALIGN_TOP_LEFT = 1      /**< i' = i: the first query's is the first key */
+  FLASH3_ALIGN_BOTTOM_RIGHT = 0, /**< i' = i + seq_k − seq_q: the last query is at the last key */
+  FLASH3_ALIGN_TOP_LEFT = 1      /**< i' = i: the first query is at the first key */
 } flash3_mask_alignment;
 
-/** Work that a call need not list again: schedule.h. */
+/** A list of work that several calls share: schedule.h. */
 typedef struct flash3_schedule flash3_schedule;
 
 /** Which keys each query sees, as lists in the caller's memory: mask.h. */
@@ -71,9 +72,9 @@ typedef struct flash3_forward_params {
    * Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
    * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
    * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 576, and head_dim_v, which may differ, is at
-   * most 512; in FP8 and a backward call both are at most 256. All four have one dtype; but out of
-   * a 16-bit q may be float32, what is rounded otherwise, for flash3_merge; and where k and v are
-   * FP8, or q too: see q_scale. Packed tensors have other dimensions: see cu_seqlens_q. @{ */
+   * most 512; in FP8 and a backward call both are at most 256. All four have one dtype, with two
+   * exceptions: out of a 16-bit q may be float32, not rounded, for flash3_merge; and k and v, or q
+   * too, may be FP8 (q_scale). Packed tensors have other dimensions (cu_seqlens_q). @{ */
   flash3_tensor q;   /**< [batch, seq_q, heads_q, head_dim]   */
   flash3_tensor k;   /**< [batch, seq_k, heads_k, head_dim]   */
   flash3_tensor v;   /**< [batch, seq_k, heads_k, head_dim_v] */
@@ -86,20 +87,20 @@ typedef struct flash3_forward_params {
   /** @name Mask
    * The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
    * − seq_q, query i sees key j if  i' − window_left ≤ j ≤ i' + window_right. A negative window is
-   * unbounded on that side. causal = 1 adds j ≤ i'. mask_alignment says i' = i instead, aligned to
-   * the top left. A query that sees no key gets out = 0 and lse = −∞.
+   * unbounded on that side. causal = 1 adds j ≤ i'. mask_alignment can set i' = i instead, aligned
+   * to the top left. A query that sees no key gets out = 0 and lse = −∞.
    *
-   * What a key holds that no query of its sequence sees (behind seqused, in front of the first
-   * query's window or chunk) reaches no result, be it NaN. A NaN or infinity at a key that some
+   * A key that no query of its sequence sees (after seqused, or before the first query's window or
+   * chunk) affects no result, even if it holds NaN. A NaN or infinity at a key that some
    * query sees reaches that query; on Hopper, in v, it can also reach queries that do not see the
    * key but share a tile with one that does (0 · ∞; at most 256 rows of one head or of a few);
    * under FLASH3_ALIGN_TOP_LEFT keys after the last query's window count there as keys that it
    * sees. The CPU keeps those clean. In a backward call likewise q, k, v and dout, and the
    * gradients. @{ */
-  int32_t causal;       /**< 1: no key behind i' */
+  int32_t causal;       /**< 1: no key after i' */
   int32_t window;       /**< 1: window_left and window_right count; 0: they are ignored */
-  int64_t window_left;  /**< keys in front of i'; < 0: all */
-  int64_t window_right; /**< keys behind i'; < 0: all */
+  int64_t window_left;  /**< keys before i'; < 0: all */
+  int64_t window_right; /**< keys after i'; < 0: all */
   /** @} */
 
   /** @{ @name Where it runs */
@@ -107,13 +108,14 @@ typedef struct flash3_forward_params {
   int32_t num_threads; /**< CPU: threads to use; 0: one per core this process may run on */
   void* stream; /**< Hopper: a cudaStream_t of the current device; NULL: the default stream */
   /** At least flash3_forward_workspace() bytes in the tensors' kind of memory, at a multiple of
-   * FLASH3_WORKSPACE_ALIGNMENT; they may hold anything, and no other call uses them meanwhile. */
+   * FLASH3_WORKSPACE_ALIGNMENT; its content may be anything, and no other call may use it
+   * meanwhile. */
   void* workspace;
   size_t workspace_size; /**< bytes of workspace */
   /** @} */
 
   /** @name Ragged batches
-   * Sequences of different lengths, of q and of k each by itself, in two ways.
+   * Sequences of different lengths, for q and k independently, in two forms.
    *
    * cu_seqlens_q: q, out and lse are packed: [total_q, heads_q, head_dim], [total_q, heads_q,
    * head_dim_v] and [heads_q, total_q], and so are their gradients in a backward call. Sequence b
@@ -122,10 +124,11 @@ typedef struct flash3_forward_params {
    * cu_seqlens must not decrease, from at least 0 to at most the tensor's rows.
    *
    * seqused_q, seqused_k: only the first seqused[b] tokens of sequence b count, whether packed or
-   * not; the others are as if they were not there. Between 0 and the sequence's rows.
+   * not; the others are ignored. Between 0 and the sequence's rows.
    *
    * Masks are aligned per sequence: seq_q and seq_k mean its own lengths. Nothing outside the
-   * tokens that count is read; of out and lse only their rows are written, but for fill_padding.
+   * tokens that count is read; of out and lse only their rows are written, unless fill_padding is
+   * set.
    *
    * max_seqlen: with cu_seqlens only, that of k with page_table too; no sequence has more tokens
    * that count. It bounds the choice of kernel and of workspace; 0: not known, as if one sequence
@@ -134,7 +137,7 @@ typedef struct flash3_forward_params {
    * max_seqlen are at most 64, Hopper's forward lets sequences share tiles: a NaN or infinity in v
    * of one then reaches the out of its neighbours too.
    *
-   * All of this lies in the tensors' kind of memory. The CPU reads it when the call is made and
+   * All of this is in the tensors' kind of memory. The CPU reads it when the call is made and
    * refuses what breaks these rules. Hopper reads it when the kernels run, so that a captured graph
    * replays with other lengths, and clamps what breaks them: no memory outside the tensors is
    * touched, and what the rows then hold is undefined. @{ */
@@ -159,11 +162,11 @@ typedef struct flash3_forward_params {
   /* clang-format off */
   /** @name FP8
    * q, k and v are FLASH3_FLOAT8_E4M3 and out is float16, bfloat16 or float32; or k and v alone
-   * are, q is float16 or bfloat16, and out has its dtype or is float32. What an element stands for
-   * is its value times its scale. All zero: 1. Each of the three has what its own shape tells,
-   * float32:
+   * are, q is float16 or bfloat16, and out has its dtype or is float32. An element's value is
+   * multiplied by its scale. All zero: 1. The shape of each of the three, float32, says what it is
+   * for:
    *   - [1]: one scale for the tensor;
-   *   - [batch, heads_k]: one for each sequence and KV head, wherever in a cache its keys lie; q's
+   *   - [batch, heads_k]: one for each sequence and KV head, wherever in a cache its keys are; q's
    *     too: that of the KV head which the query head reads;
    *   - [batch, heads, blocks]: one for each FLASH3_FP8_BLOCK tokens of each of the tensor's own
    *     heads; blocks = ceil(seq / 128);
@@ -174,45 +177,45 @@ typedef struct flash3_forward_params {
    *     block j of sequence b is number cu_seqlens[b] / 128 + b + j.
    *
    * Scales must be finite and above 0, or what they scale is undefined; but a scale of NaN makes
-   * what sees its block NaN. Given only with FP8 tensors.
+   * every query that sees its block NaN. Given only with FP8 tensors.
    *
    * Scores are float32 sums of exact products, and lse comes from weights that are not rounded.
-   * Before they meet v, weights are rounded to e4m3 times 256; where k and v are a cache a backend
-   * may keep more bits (Hopper: float16), and where q is 16-bit it keeps those of float16 at least.
+   * Before the product with v, weights are rounded to e4m3 times 256; for a cache a backend may keep
+   * more bits (Hopper: float16), and where q is 16-bit it keeps those of float16 at least.
    * @{ */
   /* clang-format on */
   flash3_tensor q_scale; /**< [1], [batch, heads_k] or [batch, heads_q, blocks] float32 */
   flash3_tensor k_scale; /**< [1], [batch, heads_k] or [batch, heads_k, blocks] float32 */
   flash3_tensor v_scale; /**< [1], [batch, heads_k] or [batch, heads_k, blocks] float32 */
 
-  /** FLASH3_COMPUTE_FP8: q, k and v are first brought to FP8 in the workspace, as flash3_quantize
+  /** FLASH3_COMPUTE_FP8: q, k and v are first converted to FP8 in the workspace, as flash3_quantize
    * does with scales for blocks and rotate = 1, and out has any dtype that FP8 allows. */
   int32_t compute;        /**< flash3_compute */
   uint64_t rotation_seed; /**< as in flash3_quantize_params */
   /** @} */
 
   /** @name KV cache
-   * k and v may be a cache: memory for more keys than count, of which seqused_k tells how many do.
+   * k and v may be a cache: memory for more keys than count; seqused_k says how many do.
    *
    * page_table: k and v are pages, [pages, page_size, heads_k, dim]; key j of sequence b is row
-   * j % page_size of page page_table[b][j / page_size]. Pages may be shared, and entries behind the
+   * j % page_size of page page_table[b][j / page_size]. Pages may be shared, and entries after the
    * last key that counts may be anything. Not with cu_seqlens_k. max_seqlen_k, if given, bounds
    * the keys of a sequence; 0: max_pages · page_size.
    *
    * cache_batch_idx: the keys of sequence b are those of element cache_batch_idx[b] of k and v,
    * whose batch size is then its own. Neither with page_table nor with cu_seqlens_k.
    *
-   * leftpad_k: the first leftpad_k[b] keys of sequence b are as if they were not there: its key 0
-   * is the one behind them. seqused_k counts them. Not with cu_seqlens_k.
+   * leftpad_k: the first leftpad_k[b] keys of sequence b are ignored: its key 0 is the one after
+   * them. seqused_k counts them. Not with cu_seqlens_k.
    *
-   * These lie in the tensors' kind of memory; the CPU refuses what lies outside, Hopper clamps it,
-   * as it does lengths. Not with FLASH3_COMPUTE_FP8.
+   * These are in the tensors' kind of memory; the CPU refuses what is out of range, Hopper clamps
+   * it, as it does lengths. Not with FLASH3_COMPUTE_FP8.
    *
    * On Hopper a sequence of at most 16 queries has the same bits in out and lse with any of these,
    * whatever that number is; or with seqused_k and room for 256 keys or more alone, where no
    * sequence has more queries or they are packed. The bits of a sequence of more queries depend on
-   * max_seqlen_q and on how the cache is stored too. Other sequences never count, but for head_dim
-   * 576 and qv.
+   * max_seqlen_q and on how the cache is stored too. Other sequences never matter, except with
+   * head_dim 576 and qv.
    * @{ */
   flash3_tensor page_table;      /**< [batch, max_pages] int32 */
   flash3_tensor cache_batch_idx; /**< [batch] int32 */
@@ -220,16 +223,16 @@ typedef struct flash3_forward_params {
   /** @} */
 
   /** @name Append
-   * k_new and v_new, with seqused_k: before any query looks, they are written into the cache, token
-   * n of sequence b as its key seqused_k[b] + n, and then count as its last keys; seqused_k itself
-   * stays as it is. k and v are written then: no two sequences, nor k and v, share a row that is.
+   * k_new and v_new, with seqused_k: they are first written into the cache, token n of sequence b
+   * as its key seqused_k[b] + n, and then count as its last keys; seqused_k itself is not changed.
+   * k and v are written then: no two sequences, nor k and v, share a row that is.
    *
    * With rotary_cos and rotary_sin, k_new and q get a rotary position embedding first
    * (flash3_quantize_params says which), in float32 with each product and each sum rounded, and
-   * then rounded to their dtype: what lies in the cache is the same bits on every backend. Token n
+   * then rounded to their dtype: the cache has the same bits on every backend. Token n
    * of k_new gets that of position rotary_offsets[b] + n, or, without them, seqused_k[b] + n; query
    * i that of the same position with i for n where causal, a bounded window or chunk is set, and
-   * with 0 for n where none is. The tables must reach the last position. q itself stays as it is.
+   * with 0 for n where none is. The tables must reach the last position. q itself is not changed.
    *
    * Into an FP8 cache: k_new and v_new that are FP8 too are copied as they are. Otherwise they are
    * float16 or bfloat16, q's dtype if that is one of the two; each element, k_new's with its
@@ -249,17 +252,19 @@ typedef struct flash3_forward_params {
   int32_t rotary_interleaved;     /**< 1: dimensions 2i and 2i + 1 */
   /** @} */
 
-  /** Multiprocessors that a forward leaves to others on Hopper, ≥ 0; no result depends on it. */
+  /** Multiprocessors that a forward leaves to other kernels on Hopper, ≥ 0; no result depends on
+   * it. */
   int32_t sm_margin;
   /** One of flash3_forward_schedule (schedule.h), on which no result depends; NULL: its own. */
   const flash3_schedule* schedule;
-  /** A second part of q, which meets v: scores are softmax_scale · (Q·Kᵀ + Qv·Vᵀ), as those of
-   * multi-head latent attention (DeepSeek-V2), whose v is the latent part of a key and k the other.
-   * The shape of out and the dtype of q; head_dim + head_dim_v ≤ 576, no FP8; all zero: none. */
+  /** A second part of q, which is multiplied with v: scores are softmax_scale · (Q·Kᵀ + Qv·Vᵀ), as
+   * those of multi-head latent attention (DeepSeek-V2), whose v is the latent part of a key and k
+   * the other. The shape of out and the dtype of q; head_dim + head_dim_v ≤ 576, no FP8; all zero:
+   * none. */
   flash3_tensor qv;
   int32_t fp8_sums; /**< flash3_fp8_sums, where q is FP8 or becomes it; a CPU's are float32 */
-  /** Which drafts a query sees: bit j of query i's word tells whether it sees key seq_k − seq_q +
-   * j, with its sequence's lengths; all see the keys in front of those. At most 64 queries a
+  /** Which drafts a query sees: bit j of query i's word says whether it sees key seq_k − seq_q +
+   * j, with its sequence's lengths; all see the keys before those. At most 64 queries a
    * sequence (packed: max_seqlen_q). Neither with causal, window, chunk nor with rotary_cos. */
   flash3_tensor tree_mask; /**< [batch, seq_q] or [total_q] int64; all zero: none */
   /** 1: q and k_new, with their embedding if they get one, are multiplied by D·H/√n, as
@@ -281,8 +286,8 @@ typedef struct flash3_forward_params {
   const flash3_mask* mask;
 } flash3_forward_params;
 
-/** What flash3_forward() would return, given memory and workspace; unless it is FLASH3_OK, with the
- * reason in flash3_last_error(). Looks at no data and launches nothing. */
+/** What flash3_forward() would return, given memory and workspace; if it is not FLASH3_OK,
+ * flash3_last_error() holds the reason. Reads no data and launches nothing. */
 FLASH3_API flash3_status flash3_forward_supported(const flash3_forward_params* params);
 
 /** Bytes of workspace that this call needs; a CPU's change with num_threads and its cores. */
@@ -317,9 +322,9 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  *     dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
  *
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
- * lengths and dtype must be the same. Gradients of rows that see nothing, of keys that nobody
- * sees, and of tokens behind seqused are exactly 0; every element of dq, dk and dv is written, but
- * for rows of packed tensors that belong to no sequence, unless fill_padding is set. */
+ * lengths and dtype must be the same. Gradients of rows that see nothing, of keys that no query
+ * sees, and of tokens after seqused are exactly 0; every element of dq, dk and dv is written,
+ * except rows of packed tensors that belong to no sequence, unless fill_padding is set. */
 typedef struct flash3_backward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 

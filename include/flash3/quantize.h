@@ -60,7 +60,7 @@ typedef struct flash3_quantize_params {
   /** @{ @name Ragged batches */
   flash3_tensor cu_seqlens_q; /**< as in flash3_forward_params, to max_seqlen_k */
   flash3_tensor cu_seqlens_k;
-  flash3_tensor seqused_q; /**< tokens behind these neither count in a scale nor are written */
+  flash3_tensor seqused_q; /**< tokens after these neither count in a scale nor are written */
   flash3_tensor seqused_k; /**< the same for k and v */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;

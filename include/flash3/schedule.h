@@ -20,7 +20,8 @@ extern "C" {
  * those tensors hold is refused, by the key; where they hold something else by then, what the call
  * writes is undefined, and still inside out and lse. Pages, addresses and strides do not count.
  *
- * Calls may share one while it stays as it is, on any streams behind the one that made it. */
+ * Calls may share one while it is not changed, on any streams that wait for the one that made it.
+ */
 struct flash3_schedule {
   void* data;   /**< the caller's, in the tensors' kind of memory, a multiple of 256; may be NULL
                    where no bytes are needed */

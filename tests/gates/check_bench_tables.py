@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What bench/tables.py and bench/draw.py show of what the benchmark scripts, flash3 bench and the training example wrote."""
+import csv
+import pathlib
 import re
+import tempfile
 import unittest
 import xml.etree.ElementTree
 
@@ -10,9 +13,11 @@ from sources import ROOT
 
 import decode_table  # noqa: E402, from bench/
 import draw  # noqa: E402
+import draw_speed  # noqa: E402
 import cache_needle_table  # noqa: E402
 import needle_table  # noqa: E402
 import speed_table  # noqa: E402
+import summary_tables  # noqa: E402
 import verified_table  # noqa: E402
 import tables  # noqa: E402, from bench/, where check_bench_scripts looks too
 
@@ -41,7 +46,7 @@ class Tables(unittest.TestCase):
         self.assertEqual(cells["flash3 alone, pJ/FLOP"], "0.97")
         self.assertEqual(cells["cuDNN alone, pJ/FLOP"], "1.31")
         self.assertIn("before the samples 850 TFLOP/s at 1750 MHz, 680 W, 0.80 pJ/FLOP", points)
-        self.assertIn("share of the ceiling, over these 1 points: 0.82", tables.gpu_summary(path, full))
+        self.assertIn("share of the ceiling: 0.82", tables.gpu_summary(path, full))
 
     def test_speed_over_peers(self):
         path = ROOT / "bench/results/x.json"
@@ -50,13 +55,13 @@ class Tables(unittest.TestCase):
         cpu = {"device": "CPU", "instructions": "X, 2 threads", "geometric_mean_speedup": 2.78, "results": [{}, {}]}
         text = speed_table.speed_over_peers([(path, report)], [], [], [(path, cpu)])
         self.assertIn("| forward, GPU, 2 points | 1.20 (1.00 … 1.40) | 0.75 (0.75 … 0.75) | 1 of 2 |", text)
-        self.assertIn("2.8 times as fast as torch, the geometric mean of 2 cases", text)
+        self.assertIn("On a CPU (CPU, X, 2 threads) flash3 is 2.8 times as fast as torch (the geometric mean of 2 cases)", text)
         self.assertNotIn("backward", text)
         self.assertNotIn("FP8", text)
         # At each point the fastest of the others counts.
         summary = tables.gpu_summary(path, {**report, "fa3": "a wheel"})
-        self.assertIn("the fastest of the others, over these 2 points: 0.75 … 1.40, median 1.07; flash3 leads at 1", summary)
-        self.assertIn("cuDNN 91900, FlashAttention-3 of a wheel; bf16", summary)
+        self.assertIn("the fastest of the other libraries: 0.75 … 1.40, median 1.07; flash3 leads at 1 of 2", summary)
+        self.assertIn("cuDNN 91900, FlashAttention-3 of a wheel; 1700 to 1700 MHz, 690 to 690 W", summary)
 
     def test_speed_of_each_pass_and_card(self):
         def of(device, commit, flash3, peers, field="points"):
@@ -70,7 +75,7 @@ class Tables(unittest.TestCase):
         peers = {"flash3_bf16": 999.0, "cudnn": 999.0, "fp8_gemm": 999.0, "cudnn_fp8": 100.0, "fa3_fp8": 200.0}
         text = speed_table.speed_over_peers(forward, [of(h200, "b", [100.0], {"fa3": 50.0})], [of(h200, "b", [100.0, 240.0], peers, "fp8_points")], [])
         self.assertEqual([line for line in text.splitlines() if line.startswith("|")], [
-            "| flash3's speed divided by | cuDNN | FlashAttention-3 | fastest at |", "| --- | ---: | ---: | ---: |",
+            "| flash3's speed divided by | cuDNN | FlashAttention-3 | fastest at |", "|---|---:|---:|---:|",
             "| forward, H200, 2 points | – | 1.75 (0.50 … 3.00) | 1 of 2 |", "| backward, H200, 1 points | – | 2.00 (2.00 … 2.00) | 1 of 1 |",
             "| FP8 forward, H200, 2 points | 1.70 (1.00 … 2.40) | 0.85 (0.50 … 1.20) | 1 of 2 |",
             "| forward, H100, 1 points | 0.90 (0.90 … 0.90) | 1.12 (1.12 … 1.12) | 0 of 1 |"])
@@ -165,7 +170,7 @@ class Tables(unittest.TestCase):
         report = {"device": "NVIDIA H200", "torch": "2.11", "date": "2026-11-22", "commit": "abc", "fa3": "a wheel", "rows": 256, "heads": 2,
                   "seed": 1, "needle_points": [point("normal", "noise", 64, 1.0, 1.0), point("normal", "noise", 128, 0.5, 1.0),
                                                point("one sign", "equal", 64, 1.0, 0.85), point("one sign", "equal", 128, 1.0, 0.9)]}
-        text = needle_table.needle_tables((path, report))
+        text = needle_table.needle_tables((path, report), full=True)
         # The worst of the head dims counts; bf16 is not compared with itself.
         for line in ("| normal, just above noise | 131,072 | 100 %, 50 %, 2.5 % | 100 %, 50 %, 2.5 % | 100 %, 100 %, 2.0 % | 75 %, 5.0 % | 75 %, 5.0 % |",
                      "| equal weights | 131,072 | 85.00 %, 2.00 % | 85.00 %, 2.00 % | 85.00 %, 2.00 % |", "512 rows a point", "head dims 64, 128.",
@@ -174,6 +179,9 @@ class Tables(unittest.TestCase):
         for table in text.split("\n\n")[1:3]:
             self.assertEqual(len({row.count("|") for row in table.splitlines()}), 1)
         self.assertEqual(needle_table.needle_tables(None), tables.NOT_MEASURED)
+        report["needle_points"].append({**report["needle_points"][0], "keys": 8192})
+        self.assertNotIn("| 8,192 |", needle_table.needle_tables((path, report)))
+        self.assertIn("| normal, just above noise | 8,192 |", needle_table.needle_tables((path, report), full=True))
 
     def test_needles_in_caches(self):
         path = ROOT / "bench/results/x.json"
@@ -229,6 +237,59 @@ class Tables(unittest.TestCase):
             self.assertIn(line, text)
         rows = [line for line in text.splitlines() if line.startswith("|")]
         self.assertEqual(len({row.count("|") for row in rows}), 1)
+
+    def test_summaries(self):
+        path = ROOT / "bench/results/x.json"
+        about = {"device": "NVIDIA H200", "commit": "abc", "date": "2026-11-24"}
+        ragged = {**about, "pass": "backward", "ragged_points": [
+            {"ms": {"flash3": 2.0, "fa4": 3.0}, "ratio_to_beside": {"flash3": 0.9}}, {"ms": {"flash3": 2.0, "fa4": 1.0}, "ratio_to_beside": {}}]}
+        self.assertIn("| backward, H200, 2 points | 1.00 (0.50 … 1.50) | 1 of 2 | 0.90 (0.90 … 0.90) |", summary_tables.ragged_summary([(path, ragged)]))
+        fp8 = {**about, "fp8_points": [{"tflops": {"flash3": 900.0, "flash3_bf16": 600.0, "flash3_from_bf16": 450.0, "fp8_gemm": 1800.0}}]}
+        self.assertIn("| H200, 1 points | 1.50 (1.50 … 1.50) | – | 0.50 (0.50 … 0.50) | 0.75 (0.75 … 0.75) |", summary_tables.fp8_summary([(path, fp8)]))
+        cache = {**about, "cache_points": [{"kind": "decode", "us": {"flash3": 10.0, "fa3": 11.0, "cudnn": 8.0}}, {"kind": "decode", "us": {"fa3": 9.0}},
+                                           {"kind": "mixed", "us": {"flash3": 10.0, "fa3": 20.0}}]}
+        text = summary_tables.cache_summary([(path, cache)])
+        self.assertIn("| decode, H200, 2 points | 0.80 (0.80 … 0.80) | 1.10 (1.10 … 1.10) | 0 of 1 |", text)
+        self.assertIn("| mixed, H200, 1 points | – | 2.00 (2.00 … 2.00) | 1 of 1 |", text)
+        point = {"kind": "causal", "of_alone": {"ring": {"forward": 0.9, "backward": 0.8}, "all_gather": {"forward": 0.95, "backward": 0.7}},
+                 "tflops": {"ring": {"forward": 90, "backward": 80}, "torch_allgather": {"forward": 60, "backward": 0}}}
+        text = summary_tables.context_summary([(path, {**about, "ranks": 2, "context_points": [point]})])
+        self.assertIn("| causal, forward, 2 × H200, 1 points | 95 % (95 … 95) | 1.50 (1.50 … 1.50) |", text)
+        self.assertIn("| causal, backward, 2 × H200, 1 points | 80 % (80 … 80) | – |", text)
+        for summary in (summary_tables.ragged_summary, summary_tables.fp8_summary, summary_tables.cache_summary, summary_tables.context_summary):
+            self.assertEqual(summary([]), tables.NOT_MEASURED)
+
+    def test_every_point_as_csv(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            alone = {"metadata": {"commit": "abc", "date": "2026-01-01", "device": "GPU"}, "results": [], "ceiling": [{**CEILING, "when": "alone"}]}
+            tables.write_csv(folder / "new", [(ROOT / "bench/results/x.json", tables.gpu_points(ROOT / "bench/results/x.json", self.report())),
+                                              (ROOT / "bench/results/c.json", tables.alone_table(ROOT / "bench/results/c.json", alone))])
+            self.assertEqual({path.name for path in (folder / "new").iterdir()}, {"x.csv", "x.txt", "c.txt"})
+            with open(folder / "new/x.csv", encoding="utf-8", newline="") as file:
+                header, row = csv.reader(file)
+            cells = dict(zip(header, row, strict=True))
+            tables.write_csv(folder / "two", [(ROOT / "bench/results/x.json", "| a |\n| --- |\n| `b\\|c` |\n\nand\n\n| d | e |\n| --- | ---: |\n| f | 1,024 |")])
+            self.assertEqual([(folder / f"two/{name}").read_text(encoding="utf-8") for name in ("x.csv", "x_2.csv", "x.txt")],
+                             ["a\nb|c\n", 'd,e\nf,"1,024"\n', "and\n"])
+            self.assertEqual((cells["head_dim, mask, seq"], cells["cuDNN TFLOP/s"], cells["/ cuDNN"]), ("128 causal 16384", "500.0", "1.400"))
+            self.assertIn("median of 11 samples of 12 ms", (folder / "new/x.txt").read_text(encoding="utf-8"))
+            self.assertIn("850 TFLOP/s", (folder / "new/c.txt").read_text(encoding="utf-8"))
+
+    def test_drawing_of_speed(self):
+        forward = {**self.report(), "device": "NVIDIA H200", "pass": "forward"}
+        forward["points"] = [{"tflops": {"flash3": flash3, "cudnn": 100.0}} for flash3 in (90.0, 110.0, 150.0)]
+        fp8 = {"device": "NVIDIA H200", "commit": "abc", "fp8_points": [{"tflops": {"flash3": 50.0, "fa3_fp8": 100.0, "cudnn_fp8": 25.0}}]}
+        svg = draw_speed.draw([forward, fp8], "light")
+        xml.etree.ElementTree.fromstring(svg)
+        for words in ("forward, H200", "fastest at 2 of 3", "FP8 forward, H200", "fastest at 0 of 1", "FlashAttention-3<"):
+            self.assertIn(words, svg)
+        self.assertNotIn("FlashAttention-4", svg)
+        # The bar ends at the least and the most, and the mark is at the median; what is beyond the axis ends there.
+        self.assertRegex(svg, rf'd="M{draw_speed.place(0.9):.1f} [\d.]+H{draw_speed.place(1.5):.1f}" class="bar cudnn"')
+        self.assertIn(f'<circle cx="{draw_speed.place(1.1):.1f}"', svg)
+        self.assertEqual(draw_speed.place(0.5), draw_speed.LEFT)
+        self.assertNotEqual(svg, draw_speed.draw([forward, fp8], "dark"))
 
     def test_drawing(self):
         report = self.report()

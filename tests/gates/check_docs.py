@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation and the tree agree, in every .md file: links within the tree lead to a file and, with #, to a heading of it, those of
 notebooks too;
-files and names of the code in backticks exist; README.md's C++ and C examples are the marked parts of the programs that the tests compile."""
+files and names of the code in backticks exist; the C++ example of README.md and the C example of docs/cpp.md are the marked parts of the programs
+that the tests compile."""
 import collections
 import json
 import re
@@ -13,8 +14,9 @@ import urllib.parse
 from code_names import project_code
 from sources import ROOT
 
-# The language of a block in README.md: the program that it is the marked part of, and what stands in front of that part.
-EXAMPLES = {"cpp": ("examples/01_forward.cpp", "#include <flash3/flash3.hpp>\n\n"), "c": ("examples/02_forward_c.c", "#include <flash3/flash3.h>\n#include <stdlib.h>\n\n")}
+# The first block of a language in a page: the program that it is the marked part of, and the lines before that part.
+EXAMPLES = (("README.md", "cpp", "examples/01_forward.cpp", "#include <flash3/flash3.hpp>\n\n"),
+            ("docs/cpp.md", "c", "examples/02_forward_c.c", "#include <flash3/flash3.h>\n#include <stdlib.h>\n\n"))
 # What a path in backticks may begin with, so that `flash3/flash3.h` and `cuda/sm90/device/tile.cuh` read as in an #include.
 BASES = ("", "include", "src", "src/cuda", "src/cuda/sm90", "tools")
 FILE = re.compile(r"[\w.*-]+(/[\w.*-]+)+/?")
@@ -122,27 +124,26 @@ def check_identifiers(path, text, code, known=frozenset()):
 
 
 def check_tiles(limits, kernels):
-    """The tiles of kernels that a table of docs/limits.md is about are those of docs/support.md, or said to be gone."""
+    """The tiles of kernels that a table of docs/limits.md is about are those of docs/kernels.csv, or said to be gone."""
     for name, m, n in re.findall(r"^\| ((?:backward |FP8 )?d \d+ [^|]*?(\d+)×(\d+)) \|", limits, re.M):
-        if f"| {m} × {n} |" not in kernels:
+        if f",{m} × {n}," not in kernels:
             yield f"a table is about {name}, and no kernel has such a tile: write \"(gone)\" after it"
 
 
-def check_example(language, readme, source, front):
-    """front: what the block has in front of the part of the source between its marks."""
-    block = re.search(rf"^```{language}\n(.*?)^```", readme, re.M | re.S)
+def check_example(language, page, source, front):
+    """front: what the block holds before the part of the source between its marks."""
+    block = re.search(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
     marked = re.search(r"^ *(?://|/\*) README: begin(?: \*/)?\n(.*?)^ *(?://|/\*) README: end(?: \*/)?$", source, re.M | re.S)
     if not block or not marked:
-        yield f"README.md must hold a block of {language}, and its program the marks around it"
+        yield f"there must be a block of {language}, and the marks around it in its program"
     elif block[1] != front + textwrap.dedent(marked[1]):
-        yield f"README.md: its example in {language} is not the marked part of the program"
+        yield f"the example in {language} is not the marked part of the program"
 
 
 def check_examples():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for language, (program, front) in EXAMPLES.items():
-        for complaint in check_example(language, readme, (ROOT / program).read_text(encoding="utf-8"), front):
-            yield f"{complaint}: {program}"
+    for page, language, program, front in EXAMPLES:
+        for complaint in check_example(language, *((ROOT / name).read_text(encoding="utf-8") for name in (page, program)), front):
+            yield f"{page}: {complaint}: {program}"
 
 
 def main():
@@ -150,7 +151,7 @@ def main():
     bad += [f"{path.relative_to(ROOT)}: {complaint}" for path, text in notebook_texts() for complaint in check_links(path, text)]
     code, known = project_code(NOT_CODE), gates() | {path.name for path in files}
     read = lambda name: (ROOT / name).read_text(encoding="utf-8")
-    bad += [f"docs/limits.md: {complaint}" for complaint in check_tiles(read("docs/limits.md"), read("docs/support.md"))]
+    bad += [f"docs/limits.md: {complaint}" for complaint in check_tiles(read("docs/limits.md"), read("docs/kernels.csv"))]
     for path in files:
         text = without_code_blocks(path.read_text(encoding="utf-8"))
         complaints = [*check_links(path, text), *check_file_names(path, text)]

@@ -262,7 +262,7 @@ BenchTable table_of(const BenchOptions& options, flash3_backend backend,
 std::string how(const BenchOptions& options) {
   if (options.sustained > 0)
     return format(
-        "TFLOP/s of the first {} samples of {} ms behind a pause of {} s, and of the "
+        "TFLOP/s of the first {} samples of {} ms after a pause of {} s, and of the "
         "second half of {} s without a pause",
         SustainedTiming::kBurstSamples, options.sample_ms, SustainedTiming::kPause,
         options.sustained);

@@ -25,7 +25,7 @@
 namespace flash3::cli {
 namespace {
 
-constexpr int64_t kMostUnused = 8;  // rows behind a packed sequence, or padding of a cached one
+constexpr int64_t kMostUnused = 8;  // rows after a packed sequence, or padding of a cached one
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);

@@ -163,7 +163,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   run_app->add_option("--softcap", run_options.softcap, "Soft cap of the scores; 0: none")
       ->check(a_float32());
   run_app->add_option("--chunk", run_options.chunk,
-                      "Queries see only keys of their own chunk of so many; 0: none");
+                      "Queries see only keys of their own chunk of this many tokens; 0: none");
   run_app->add_option("--sink", run_options.sink,
                       "Name of a tensor in the file: a sink for each query head");
   auto* cu_seqlens = run_app->add_option(
@@ -171,15 +171,17 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       "Ragged batch: q, k, v are [total, heads, dim], and sequence b has the rows from\n"
       "the b-th to before the next of these numbers, e.g. 0,5,12; or the name of an I32\n"
       "tensor in the file that holds them");
-  run_app->add_option("--cu-seqlens-k", run_options.cu_seqlens_k, "Those of k and v, if others")
+  run_app
+      ->add_option("--cu-seqlens-k", run_options.cu_seqlens_k,
+                   "The same for k and v, if they differ")
       ->needs(cu_seqlens);
   run_app
       ->add_option("--dtype", run_options.dtype,
-                   "e4m3: q, k and v are brought to FP8 first, with scales for blocks and rotated")
+                   "e4m3: convert q, k and v to FP8 first, with scales for blocks and the rotation")
       ->check(CLI::IsMember({"e4m3"}));
   run_app
       ->add_option("--compute", run_options.compute,
-                   "fp8: the call itself brings q, k and v to FP8")
+                   "fp8: the call itself converts q, k and v to FP8")
       ->check(CLI::IsMember({"fp8"}))
       ->excludes("--dtype");
   run_app->add_option("--threads", run_options.threads, "CPU: threads; 0: all cores")
@@ -203,7 +205,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   bench_app->add_option("--case", bench_options.cases, kCaseHelp);
   bench_app->add_flag("--backward", bench_options.backward, "The backward of each case");
   bench_app->add_flag("--deterministic", bench_options.deterministic,
-                      "Of backward cases: the same bits each time");
+                      "Backward cases: the same bits each time");
   bench_app->add_option("--filter", bench_options.filters, "Only cases whose id contains this");
   bench_app->add_option("--backend", bench_options.backend, kBackendHelp)->capture_default_str();
   bench_app->add_option(
@@ -265,11 +267,11 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
 
   CompareOptions compare_options;
   auto* compare_app = app.add_subcommand(
-      "compare", "Two files of bench --json or --share: what became faster, what slower");
+      "compare", "Compare two files of bench --json or --share: what became faster or slower");
   compare_app->add_option("A", compare_options.a, "The file to compare with")
       ->required()
       ->check(a_file_name());
-  compare_app->add_option("B", compare_options.b, "The file that is compared")
+  compare_app->add_option("B", compare_options.b, "The file to be compared")
       ->required()
       ->check(a_file_name());
   compare_app
@@ -288,15 +290,16 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                  "with outliers, beside a plain implementation's in the same precision")
       ->disable_flag_override();  // --accuracy=0.01 would be read as "off"
   verify_app
-      ->add_option("--length", verify_options.lengths,
-                   "Of --accuracy: queries and keys, e.g. 1024,8192; of more than 4096 some rows\n"
-                   "are compared, in FP8 alone")
+      ->add_option(
+          "--length", verify_options.lengths,
+          "With --accuracy: queries and keys, e.g. 1024,8192; of more than 4096 some rows\n"
+          "are compared, in FP8 alone")
       ->delimiter(',')
       ->check(in_range(1, 1 << 24))
       ->needs("--accuracy");
   verify_app
       ->add_option("--input", verify_options.inputs,
-                   "Of --accuracy: the FP8 table on q, k and v of this safetensors file instead")
+                   "With --accuracy: the FP8 table on q, k and v of this safetensors file instead")
       ->check(a_file_name())
       ->needs("--accuracy")
       ->excludes("--length");
@@ -327,19 +330,18 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   auto* random =
       verify_app
           ->add_option("--random", verify_options.random,
-                       "Random problems instead of the table, for so many seconds; with\n"
+                       "Random problems instead of the table, for this many seconds; with\n"
                        "--backward, --ragged, --quantize, --decode, --masks or --filter only such\n"
-                       "ones. Each "
-                       "that fails is printed with its id, to be run alone by --case")
+                       "ones. Each that fails is printed with its id, to be run alone by --case")
           ->excludes("--accuracy", "--level")
           ->check(in_range(0.001, 1e7));
   verify_app
       ->add_option("--seed", verify_options.seed,
-                   "Of --random: the same problems in the same order; default: a new one, printed")
+                   "With --random: repeat the problems of this seed; default: a new one, printed")
       ->needs(random);
   verify_app
       ->add_option("--count", verify_options.count,
-                   "Of --random: stop after so many problems, and print each")
+                   "With --random: stop after this many problems, and print each")
       ->needs(random)
       ->check(in_range(1, 1e15));
   verify_app->add_option("--case", verify_options.cases, kCaseHelp)
@@ -355,8 +357,9 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->check(in_range(0, kMostJobs))
       ->capture_default_str();
   verify_app
-      ->add_option("--repeat", verify_options.repeat,
-                   "Run each case so often; bits must agree (of backward cases: if deterministic)")
+      ->add_option(
+          "--repeat", verify_options.repeat,
+          "Run each case this many times; bits must agree (backward cases: if deterministic)")
       ->check(in_range(1, 1000))
       ->capture_default_str();
   verify_app->add_flag("-q,--quiet", verify_options.quiet, "Print failures and the summary only");
@@ -368,7 +371,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   verify_app
       ->add_option(
           "--part", verify_options.parts,
-          "Of --record: run only this, e.g. full or backward,ragged (repeatable), also if\n"
+          "With --record: run only this, e.g. full or backward,ragged (repeatable), also if\n"
           "it is there; random problems run for --random seconds, and add up")
       ->delimiter(',')
       ->needs(record_option);

@@ -35,7 +35,7 @@ std::vector<Timing> measure_interleaved(cases::Memory& memory,
 // A burst is what a chip does before power and heat hold it back, the sustained rate what is left
 // when they have.
 struct SustainedTiming {
-  Timing burst;               // the first kBurstSamples behind kPause
+  Timing burst;               // the first kBurstSamples after kPause
   double seconds_a_call = 0;  // the mean over the second half of the run
   double steady_seconds = 0;  // that half
   static constexpr int kBurstSamples = 5;

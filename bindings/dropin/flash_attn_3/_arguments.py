@@ -92,7 +92,7 @@ def forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_
 
 
 class Forward(NamedTuple):
-    """The arguments of a forward, in upstream's order, and behind them ours."""
+    """The arguments of a forward, in upstream's order, and then flash3's."""
     q: object
     k: object
     v: object

@@ -9,16 +9,16 @@ It holds::
     attention_backward   the gradients without autograd
     attention_with_kv_cache
                          keys in a cache, in pages or not, to which the newest are appended: decoding
-    kv_cache_schedule    what its calls with the same lengths can share
+    kv_cache_schedule    a list that its calls with the same lengths can share
     tree_mask            which drafts of a tree see which, for attention_with_kv_cache
-    merge                parts of the keys, each with its out and lse, to one result
-    quantize             16-bit tensors to FP8, which attention takes with their scales
+    merge                one result of parts of the keys, each with its out and lse
+    quantize             FP8 tensors with scales, of 16-bit tensors, for attention
     masks                masks as data, for mask= of attention: documents, ranges, blocks of keys, a byte for each pair
-    supported, explain   whether a call would run here, and which kernel it takes
+    supported, explain   whether a call would run here, and by which kernel
     backends, version    what this machine has, and which library this is
-    arrays               the C calls as they are, with memory for results from the caller
-    distributed          attention over tokens that are dealt to many processes; a package that is imported by its name
-    jax                  jax.nn.dot_product_attention; a module that is imported by its name
+    arrays               the C calls, with memory for results from the caller
+    distributed          attention over tokens that are distributed to many processes; a package to be imported by name
+    jax                  jax.nn.dot_product_attention; a module to be imported by name
 
 torch.ops.flash3 holds the operators forward, backward, quantize, merge, attention_with_kv_cache and kv_cache_schedule, each with a
 form for results in given memory (forward_out …); mask_make and mask_used; attention_with_kv_cache_append, a call that writes its cache; and inference, a

@@ -65,34 +65,34 @@ def attention(q, k, v, **options):
         softmax_scale: from 1e-18 to 1e18; None: 1/sqrt(head_dim).
         softcap: from 1e-18 to 1e18 (on a GPU from 1e-6 to 1e6): scores become softcap * tanh(score / softcap) before the mask. 0: none.
         chunk: > 0: query i sees keys of its own chunk alone, floor(j / chunk) = floor(i' / chunk). 0: none.
-        sink: [heads_q], float32 or of q's dtype: one more logit per head, which takes part in the softmax without a value.
+        sink: [heads_q], float32 or of q's dtype: one more logit per head in the softmax, without a value.
         cu_seqlens_q: [batch + 1] int32: q and the result are packed, [total_q, heads_q, dim], and sequence b has the rows
             from cu_seqlens_q[b] to just before cu_seqlens_q[b + 1]; lse is [heads_q, total_q]. Rows before the first sequence and
             after the last are 0 in the result and in gradients, and -inf in lse.
         cu_seqlens_k: [batch + 1] int32: likewise k and v.
-        max_seqlen_q, max_seqlen_k: with cu_seqlens, no sequence is longer. Not needed, but the better kernel is chosen with it.
+        max_seqlen_q, max_seqlen_k: with cu_seqlens, no sequence is longer. Optional; they help to choose the kernel.
         seqused_q, seqused_k: [batch] int32: only the first tokens of each sequence count.
         deterministic: gradients have the same bits each time.
-        q_scale, k_scale, v_scale: float32, with FP8 tensors: what an element stands for is its value times its scale. [1], one for
+        q_scale, k_scale, v_scale: float32, with FP8 tensors: an element's value is multiplied by its scale. [1], one for
             the tensor; [batch, heads_k], one for each sequence and KV head (q's too: that of the KV head that it reads); or
             [batch, heads, blocks], one for each 128 tokens of each head, with blocks = ceil(seq / 128); of packed tensors
             [1, heads, total // 128 + batch], where block j of sequence b is number cu_seqlens[b] // 128 + b + j. None: 1.
             flash3.quantize makes such tensors.
         out_dtype: the result's dtype, with FP8 tensors or compute: float16, bfloat16 or float32; of 16-bit tensors float32,
-            as it is before it is rounded. None: bfloat16 for FP8 tensors, otherwise q's.
-        compute: "fp8": 16-bit q, k and v (CPU: float32 too) are brought to FP8 on the way, with scales for blocks and a rotation.
+            not rounded. None: bfloat16 for FP8 tensors, otherwise q's.
+        compute: "fp8": 16-bit q, k and v (CPU: float32 too) are converted to FP8 in the call, with scales for blocks and a rotation.
             Gradients are then computed in q's dtype, from q, k and v as they are. None: in q's dtype.
-        rotation_seed: with compute: of the rotation's signs, from 0 to 2**64 - 1.
-        sm_margin: on a GPU, the multiprocessors that the forward's kernels leave to others, as a collective's; those for gradients
+        rotation_seed: with compute: the seed of the rotation's signs, from 0 to 2**64 - 1.
+        sm_margin: on a GPU, the multiprocessors that the forward's kernels leave to others, such as a collective's; those for gradients
             leave none. No result depends on it.
         fp8_sums: with FP8 tensors or compute, how a GPU adds up weights times v: "one" level, in the tensor cores, whose long sums
             shrink; "two", with float32 sums above, which takes longer; "auto": "two" where a query may see more than 2048 keys.
         return_lse: return (out, lse); lse is [batch, heads_q, seq_q] float32, the natural logarithm of the softmax's sum.
-        qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which meets v. Scores are then
+        qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which is multiplied with v. Scores are then
             softmax_scale * (q @ k^T + qv @ v^T), and the default softmax_scale is 1/sqrt(head_dim + head_dim_v). No gradients, no FP8.
 
-        max_logits: float32, [heads_q] or of the shape of lse, of the caller: becomes the largest scaled and capped score that each head,
-            or each row, saw; -inf for none. On a GPU of 16-bit k and v. Results may then differ in their last bits. No gradients.
+        max_logits: float32, [heads_q] or of the shape of lse, of the caller: the call writes the largest scaled and capped score of each
+            head, or each row; -inf for none. On a GPU of 16-bit k and v. Results may then differ in their last bits. No gradients.
         mask: a Mask of flash3.masks, of this call's sizes: query i sees what it lists. The band (causal, window, chunk) is none, or the one
             that the mask was made with. For torch tensors; neither with cu_seqlens, seqused, qv nor compute, nor, on a GPU, with FP8.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
@@ -143,7 +143,7 @@ def _results(about_q, about_v, out_dtype, with_lse):
 
 @takes_options
 def attention_backward(dout, q, k, v, out, lse, **options):
-    """The gradients of an attention() call, for who does without autograd (FlashAttention-2, arXiv:2307.08691, algorithm 2).
+    """The gradients of an attention() call, without autograd (FlashAttention-2, arXiv:2307.08691, algorithm 2).
 
     Arguments that are not listed are those of the attention() call, and it raises what attention() raises.
 
@@ -224,7 +224,7 @@ def supported(q, k, v, *, backward=False, **options):
     """Whether ``attention(q, k, v, **options)``, or with backward the call for its gradients, would run here.
 
     A Support: true; or false with the reason, the message of the TypeError, ValueError or NotImplementedError that the call would
-    raise. Looks at no data. Options of flash3.arrays, as backend, may be among the others; an option of a name that neither has
+    raise. Reads no data. Options of flash3.arrays, such as backend, may be among the others; an option of an unknown name
     raises TypeError.
     """
     return support_of(lambda: _question(

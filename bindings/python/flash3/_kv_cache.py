@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention_with_kv_cache(), its schedules, and merge(), for torch tensors and for arrays: no autograd, as nobody trains through a
-cache."""
+"""attention_with_kv_cache(), its schedules, and merge(), for torch tensors and for arrays, without autograd."""
 import re
 
 from . import arrays
@@ -22,10 +21,10 @@ def _renamed(error):
 
 @takes_options
 def attention_with_kv_cache(q, k_cache, v_cache, **options):
-    """Attention over keys in a cache, to which the newest may be appended first: a step of decoding, or a part of a prefill.
+    """Attention over keys in a cache, after the newest have been appended: a step of decoding, or a part of a prefill.
 
-    Arguments that are not listed are those of attention(), which this is otherwise; there are no gradients. What the index
-    tensors hold is read when the kernels run, so that a captured CUDA graph replays with other lengths and pages.
+    Arguments that are not listed are those of attention(). There are no gradients. The kernels read the index tensors when they
+    run, so that a captured CUDA graph replays with other lengths and pages.
 
     Args:
         q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, or on the CPU float32; or packed, with cu_seqlens_q.
@@ -34,12 +33,12 @@ def attention_with_kv_cache(q, k_cache, v_cache, **options):
         v_cache: the same with head_dim_v. It may be a part of k_cache's memory, as k_cache[..., :512] of latent attention.
         seqused_k: [batch] int32: the rows of each sequence that hold keys, before any are appended. None: all.
         page_table: [batch, max_pages] int32: key j of sequence b is row j % page_size of page page_table[b, j // page_size].
-            Entries behind the last key may be anything.
+            Entries after the last key may be anything.
         cache_batch_idx: [batch] int32: sequence b has the keys of element cache_batch_idx[b] of the cache.
         leftpad_k: [batch] int32: the first rows of each sequence that hold no key. seqused_k counts them.
-        k_new: [batch, seq_new, heads_k, head_dim], or [total_new, heads_k, head_dim] with cu_seqlens_k_new: written into
-            k_cache behind the keys that are there, and then keys like them. seqused_k is needed, and stays as it is. Into an FP8
-            cache go FP8 or 16-bit keys: these, with their embedding, are divided by k_scale and rounded once.
+        k_new: [batch, seq_new, heads_k, head_dim], or [total_new, heads_k, head_dim] with cu_seqlens_k_new: written to
+            k_cache after the existing keys, and then keys like them. seqused_k is needed, and is not changed. An FP8 cache takes
+            FP8 or 16-bit keys; 16-bit keys, with their embedding, are divided by k_scale and rounded once.
         v_new: the same with head_dim_v. None where v_cache is a part of k_cache, which k_new then fills.
         cu_seqlens_k_new: [batch + 1] int32: where each sequence begins in k_new and v_new.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2], float32 or q's dtype: k_new and q get a rotary position embedding.
@@ -51,19 +50,19 @@ def attention_with_kv_cache(q, k_cache, v_cache, **options):
             [batch, heads_k]; or for blocks of 128 rows, of k_cache [batch, heads_k, blocks], with page_table [pages, heads_k,
             ceil(page_size / 128)], with cache_batch_idx those of its elements. None: 1.
         rotate: q and k_new, with their embedding, are multiplied by one orthogonal matrix, as quantize() has it, which spreads
-            outliers before keys become FP8. For a cache whose keys all are, by this call or others of the same rotation_seed. Not
-            with an FP8 q or k_new, nor with head_dim above 256; values stay as they are.
-        rotation_seed: of the rotation's signs, from 0 to 2**64 - 1.
-        max_seqlen_k: with page_table, no sequence has more keys. Not needed.
+            outliers before keys become FP8. All keys of the cache must be rotated so, with the same rotation_seed. Not
+            with an FP8 q or k_new, nor with head_dim above 256; values are not rotated.
+        rotation_seed: the seed of the rotation's signs, from 0 to 2**64 - 1.
+        max_seqlen_k: with page_table, no sequence has more keys. Optional.
         sm_margin: on a GPU, the multiprocessors that are left to other kernels.
         schedule: a Schedule that kv_cache_schedule() has made for a call like this one, of the same lengths. None: the call makes
             its own. No result depends on it.
         tree_mask: [batch, seq_q] int64, packed [total_q]: which drafts a query sees, the last keys of its sequence, as many as it
-            has queries: bit j of its word is for the j-th of them. All keys in front are seen. At most 64 queries a sequence, with
+            has queries: bit j of its word is for the j-th of them. All keys before them are seen. At most 64 queries a sequence, with
             cu_seqlens_q by max_seqlen_q; without causal, window, chunk and rotary tables. flash3.tree_mask() makes one.
-        out_dtype: q's, or float32: the result as it is before it is rounded, for merge(); of an FP8 q float16, bfloat16 or
+        out_dtype: q's, or float32: the result before it is rounded, for merge(); of an FP8 q float16, bfloat16 or
             float32. None: q's, or bfloat16.
-        qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which meets v_cache, as attention() has it.
+        qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which is multiplied with v_cache, as in attention().
             Rotary embeddings are for q and k_new alone.
 
     Returns:
@@ -102,14 +101,14 @@ def _checked(q, v_cache):
 
 
 def kv_cache_schedule(q, k_cache, v_cache, *, out=None, **options):
-    """A schedule for attention_with_kv_cache() calls that have the same lengths, as the layers of a model have.
+    """A schedule for attention_with_kv_cache() calls with the same lengths, such as those of a model's layers.
 
     On a GPU each call first lists, from the lengths, which block computes what. With schedule= it does not: the list is made once
     a step. On a CPU there is nothing to list, and the same calls work.
 
     Calls may share it that have the same sizes, dtypes, mask and sm_margin, and the same arguments given, on one device; others
     raise ValueError. Where the tensors that tell lengths (seqused_k, cu_seqlens_q, seqused_q, leftpad_k, cu_seqlens_k_new) hold
-    something else than when it was made, what the calls write is undefined: make it again, by out= or inside the CUDA graph that
+    other values than when it was made, the results are undefined: make it again, by out= or inside the CUDA graph that
     uses it. Pages, other contents and strides may differ.
 
     Args:
@@ -139,11 +138,11 @@ def _schedule_on_host(q, k_cache, v_cache, out, options):
 
 
 def merge(out_parts, lse_parts, *, sink=None, out_dtype=None, return_lse=False):
-    """Attention over all keys, of attention over parts of them; no gradients.
+    """Merges attention over parts of the keys to attention over all of them; no gradients.
 
     Args:
         out_parts: [parts, rows, heads, head_dim_v] float32. Rows may be those of a batch or of packed sequences.
-        lse_parts: [parts, heads, rows] float32, natural logarithms; -inf: the part saw no key, and its out is not looked at.
+        lse_parts: [parts, heads, rows] float32, natural logarithms; -inf: the part saw no key, and its out is ignored.
         sink: [heads], float32 or the result's dtype: one more logit per head, which no part has yet.
         out_dtype: float16, bfloat16 or float32. None: float32.
         return_lse: return (out, lse); lse is [heads, rows] float32.

@@ -24,8 +24,8 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
              cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None):
     """q, k and v, or those of them that are given, as FP8 (float8_e4m3fn) with their scales.
 
-    What is done with a token's head, in float32: the rotary embedding (q and k), the rotation (q and k), division by the scale,
-    which is the smallest power of two for which nothing is above 448, and rounding to nearest even.
+    For each head of a token, in float32: the rotary embedding (q and k), the rotation (q and k), division by the scale, which is the
+    smallest power of two for which nothing exceeds 448, and rounding to nearest even.
 
     Args:
         q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, or on the CPU float32. Any strides.
@@ -36,17 +36,17 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
         heads_k: with "heads" and q alone: the KV heads that q's are for. None: heads_q.
         rotate: q and k are multiplied by random signs and a Hadamard matrix, which spreads outliers over the head dim and leaves
             their products as they are: both must be rotated, with one seed, or none.
-        rotation_seed: of the signs, from 0 to 2**64 - 1.
+        rotation_seed: the seed of the signs, from 0 to 2**64 - 1.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2], float32 or the dtype of q and k: dimensions i and
             i + rotary_dim / 2 of the token at position p are rotated by the angle of row p, column i.
         rotary_interleaved: dimensions 2i and 2i + 1 instead.
         rotary_offset_q, rotary_offset_k: the position of each sequence's first token.
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k: as of attention(). Tokens that do not count
-            have no part in a scale.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k: as in attention(). Tokens that do not count
+            do not affect a scale.
 
     Returns:
         Quantized, with FP8 tensors of the shapes of q, k and v, and float32 scales. Scales of no token are 1, and rows of none 0;
-        but on a GPU rows before and behind all packed sequences are left undefined.
+        but on a GPU rows before and after all packed sequences are undefined.
 
     Raises:
         NotImplementedError: also for tensors that require gradients. The others are those of attention().

@@ -120,8 +120,8 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     """torch.nn.functional.scaled_dot_product_attention, computed by flash3 where it can be.
 
     Arguments, shapes ([…, heads, seq, dim]) and meaning are torch's; is_causal is aligned to the top left corner. Calls with
-    attn_mask or dropout, and what else flash3 does not do, are left to torch, with one warning for each reason. So are calls for which
-    torch was told which backends to use, by torch.nn.attention.sdpa_kernel() or torch.backends.cuda.enable_flash_sdp() and its like,
+    attn_mask or dropout, and others that flash3 does not support, are left to torch, with one warning for each reason. So are calls for which
+    torch was told which backends to use, by torch.nn.attention.sdpa_kernel() or torch.backends.cuda.enable_flash_sdp() and its siblings,
     and those with tensors of a class that flash3 does not know. It knows DTensor, which may be sharded by batch and by heads.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the questions answer that ask whether a call would run."""
+"""The answers of functions that ask whether a call would run."""
 from typing import NamedTuple
 
 
@@ -13,7 +13,7 @@ class Support(NamedTuple):
 
 
 class UnexpectedArgument(TypeError):
-    """An argument of a name that no such call has: a mistake in the program, which no answer may hide."""
+    """An argument of a name that no such call has: a mistake in the program."""
 
 
 def support_of(check):

@@ -21,10 +21,10 @@ def tree_mask(parents=None, *, seen=None):
     """Which drafts each draft sees, as attention_with_kv_cache(tree_mask=) takes it: one of the arguments is given.
 
     Args:
-        parents: [..., seq_q] integers: the place of each draft's parent among the drafts of its sequence; negative: it has none,
-            and follows the keys that are there. A draft sees itself and what it descends from. An order in which parents come
-            before their children is not needed, but a circle is no tree: what it gives is undefined.
-        seen: [..., seq_q, seq_q] booleans, or numbers of which all but 0 are true: seen[..., i, j] tells whether draft i sees
+        parents: [..., seq_q] integers: the index of each draft's parent among the drafts of its sequence; negative: it has none,
+            and follows the existing keys. A draft sees itself and what it descends from. An order in which parents come
+            before their children is not needed. The result of a cycle is undefined.
+        seen: [..., seq_q, seq_q] booleans, or numbers of which all but 0 are true: seen[..., i, j] says whether draft i sees
             draft j.
 
     Returns:

@@ -72,7 +72,7 @@ class Chart:
     rows_apart: bool = False
 
     def names(self):
-        """The lines, in the order of LOOKS; others behind them."""
+        """The lines, in the order of LOOKS, then the others."""
         found = dict.fromkeys(name for panel in self.panels for name in panel.values)
         return sorted(found, key=lambda name: list(LOOKS).index(name) if name in LOOKS else len(LOOKS))
 

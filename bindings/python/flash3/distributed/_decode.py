@@ -22,7 +22,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqlens, group=None, *, interle
     """A step of decoding over a cache whose tokens are dealt to the ranks of a group; no gradients.
 
     Each rank attends over its own rows, and the parts are merged in float32 by their lse. Token i of a sequence lies in rank
-    (i // interleave) % ranks's cache, behind those of its tokens before it: local_seqlens() and cache_rows() say where. The newest
+    (i // interleave) % ranks's cache, after those of its tokens before it: local_seqlens() and cache_rows() say where. The newest
     tokens, those of q among them, are there already or come as k_new. Arguments that are not listed are those of
     flash3.attention_with_kv_cache.
 
@@ -35,7 +35,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqlens, group=None, *, interle
         interleave: consecutive tokens that one rank holds.
         heads: "all": q has all heads on every rank, and so has the result, for which parts are gathered. "dealt": each rank has
             heads_q of ranks * heads_q heads, in order, and gets their results: q is gathered, and parts go to whose heads they are.
-        k_new, v_new: [batch, seq_new, heads_k, dim], all the newest tokens on all ranks, each of which writes its own behind the
+        k_new, v_new: [batch, seq_new, heads_k, dim], all the newest tokens on all ranks, each of which writes its own after the
             rows that it has. None: there are none; v_new alone: v_cache is a part of k_cache.
         rotary_cos, rotary_sin, rotary_offsets: as there, for k_new and q; rotary_offsets None: seqlens.
         sink: of the heads of the result.

@@ -67,7 +67,7 @@ class Swap:
 
 
 class RowsToAll:
-    """Some rows of a tensor to each rank of a group, one rank's behind the other's, and rows from each."""
+    """Some rows of a tensor to each rank of a group, one rank's after the other's, and rows from each."""
 
     def __init__(self, group, rows, sent, received):
         """sent, received: how many rows, for each rank."""

@@ -166,7 +166,7 @@ def rows_of(part, ranges):
 
 
 def _join_keys(a, b):
-    """Both as one, if the same queries see all of a's keys and then b's, right behind them."""
+    """Both as one, if the same queries see all of a's keys and then b's, directly after them."""
     if (a.q, a.rows_q, a.left, a.right) == (b.q, b.rows_q, None, None) and a.k + a.rows_k == b.k and b.left is None and \
             (b.right is None or b.rows_k - b.rows_q + b.right >= -1):
         return Piece(a.q, a.rows_q, a.k, a.rows_k + b.rows_k, None, b.right)
@@ -174,7 +174,7 @@ def _join_keys(a, b):
 
 
 def _join_queries(a, b):
-    """Both as one, if b's queries come right behind a's, and see the same keys, or on one diagonal some more."""
+    """Both as one, if b's queries come directly after a's, and see the same keys, or on one diagonal some more."""
     if a.q + a.rows_q != b.q or a.k != b.k or a.left is not None or b.left is not None:
         return None
     full = a.right is None and b.right is None and a.rows_k == b.rows_k

@@ -16,7 +16,7 @@ def shapes_of_keys(k, v, rows):
 
 
 class Ring:
-    """In step s each rank sends to the rank s places behind it what that sees of its keys, and attends over what comes."""
+    """In step s each rank sends to the rank s places after it the keys that it sees, and attends to what it receives."""
 
     def __init__(self, layout, group, rank, heads, mask):
         self._group = group

@@ -90,10 +90,10 @@ def steps(first, count):
 
 
 def append(new, seqlens, deal, cache, q, qv, options):
-    """Writes the new tokens that are this rank's behind those of its cache. q, qv: of all heads, which say what the call is like.
+    """Writes the new tokens that are this rank's after those of its cache. q, qv: of all heads, which say what the call is like.
 
     Each token is a sequence of its own for the call, with a place and a position of its own, and without a query. Packing puts
-    the own ones in front of the others, which are no sequence's.
+    the own ones before the others, which are no sequence's.
     """
     batch, count = new.k.shape[:2]
     places = steps(seqlens, count)
@@ -123,7 +123,7 @@ def visible(seqlens, seq_q, mask):
 
 
 def own_drafts(words, seqlens, deal):
-    """A tree mask's words for this rank's last keys, as many as there are queries: the own drafts, behind keys that all see."""
+    """A tree mask's words for this rank's last keys, as many as there are queries: the own drafts, after keys that all see."""
     seq_q = words.shape[1]
     bits = torch.arange(seq_q, device=words.device)
     places = deal.places(deal.lengths(seqlens)[:, None] - seq_q + bits)

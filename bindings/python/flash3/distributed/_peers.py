@@ -84,7 +84,7 @@ class DevicePeers(Peers):
 
     def begin(self):
         """What the current stream does from now on comes after the last call, which may have been on another stream. A CUDA graph knows
-        nothing of streams outside of it: who replays it orders it behind other calls of the group."""
+        nothing of streams outside of it: the caller orders a replay after other calls of the group."""
         if torch.cuda.is_current_stream_capturing():
             self._is_captured = True
         elif self._ended is not None:

@@ -49,7 +49,7 @@ def copies_of(source, positions, held, everything):
 
 
 def packed(members, copies):
-    """(copies, repeats, members, rows) where the keys of each member lie behind those of the one before. Rows that several see come once."""
+    """(copies, repeats, members, rows) where the keys of each member follow those of the previous one. Rows that several see come once."""
     laid, made, repeats, moved, place = [], [], [], [], 0
     for p in members:
         new = [Range(p.k, p.k + p.rows_k)]

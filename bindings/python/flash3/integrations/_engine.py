@@ -81,7 +81,7 @@ def _check_out(out, q, v):
 
 
 def stand_in(module, names, exported):
-    """Puts what a module exports in front of modules of an engine: names, a package before what lies in it.
+    """Replaces modules of an engine by what a module exports: names, a package before its modules.
 
     The engine's other modules inside of these stay to be imported from where they lie. Raises RuntimeError if the engine has
     imported its own already, since those who took functions from it keep them.

@@ -44,7 +44,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
             float8_e4m3fn, or on the CPU float32.
         k_cache: [batch, rows, heads_k, head_dim]; with page_table [pages, page_size, heads_k, head_dim], of any page size.
         v_cache: the same with head_dim_v.
-        k, v: [batch, seq_new, heads_k, dim], or with cu_seqlens_k_new [total_new, heads_k, dim]: written behind the keys there.
+        k, v: [batch, seq_new, heads_k, dim], or with cu_seqlens_k_new [total_new, heads_k, dim]: written after the existing keys.
         cache_seqlens: [batch] int32, or one number for all: the keys in the cache, before any are appended. None: all rows.
         page_table: [batch, max_pages] int32.
         cu_seqlens_k_new: where each sequence begins in k; without k not looked at, as in SGLang.

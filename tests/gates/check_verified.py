@@ -19,7 +19,7 @@ from sources import ROOT
 SKIPPED = 77
 
 # Every part of a record, and the least counts that it needs.
-PARTS = {"full": {}, "backward": {}, "ragged": {}, "ragged-backward": {}, "quantize": {}, "decode": {},
+PARTS = {"full": {}, "backward": {}, "ragged": {}, "ragged-backward": {}, "masks": {}, "masks-backward": {}, "quantize": {}, "decode": {},
          "accuracy": {}, "random": {"forward": 100_000, "backward": 50_000}, "repeat": {"repetitions": 1000}, "sanitizer": {}}
 TOOLS = {"memcheck", "racecheck", "synccheck", "initcheck"}
 

@@ -82,6 +82,15 @@ const std::vector<std::string> kRepeatedCases = {
 // dtype, but for the backward's tiles that calls of thousands of queries have. One process for each
 // list.
 const std::vector<std::vector<std::string>> kSanitizedCases = {
+    {"bf16/b2/q200/k300/h4x2/d64/causal/mask:documents.b",
+     "fp16/b1/q200/k300/h2/d128/full/mask:ranges3.h", "bf16/b1/q200/k300/h2x1/d192/full/mask:dense",
+     "fp16/b1/q129/k300/h2x1/d256/causal/mask:blocks64x64.h",
+     "bf16/b1/q200/k300/h2x1/d64/causal/mask:dense/bwd",
+     "fp16/b1/q129/k300/h4x2/d128/full/mask:ranges2.h/bwd/deterministic",
+     "bf16/b1/q129/k300/h2x1/d192/full/mask:dense.h/bwd",
+     "fp16/b1/q200/k300/h2x1/d256/causal/mask:documents/bwd/deterministic",
+     "bf16/b1/q129/k300/h2x1/d128/causal/softcap20/mask:dense/bwd",
+     "bf16/b1/q129/k300/h2x1/d256/causal/softcap20/mask:dense/bwd"},
     {"bf16/b1/q200/k300/h2x1/d64/full", "fp16/b1/q200/k300/h2x1/d64/causal",
      "bf16/b1/q70/k130/h2/d96/full", "fp16/b1/q130/k70/h2/d96/causal",
      "bf16/b1/q200/k300/h2x1/d128/causal", "fp16/b1/q200/k300/h2x1/d128/full",
@@ -230,6 +239,16 @@ Json run_ragged_backward(VerifyOptions asked) {
   return run_table(asked, " --ragged --backward", "quick");
 }
 
+Json run_masks(VerifyOptions asked) {
+  asked.masks = true;
+  return run_table(asked, " --masks");
+}
+
+Json run_masks_backward(VerifyOptions asked) {
+  asked.masks = asked.backward = true;
+  return run_table(asked, " --masks --backward");
+}
+
 Json run_quantize(VerifyOptions asked) {
   asked.quantize = true;
   return run_table(asked, " --quantize");
@@ -320,6 +339,9 @@ const std::vector<RecordPart>& record_parts() {
       {"ragged", true, [](const VerifyOptions& o, const Json&) { return run_ragged(o); }},
       {"ragged-backward", true,
        [](const VerifyOptions& o, const Json&) { return run_ragged_backward(o); }},
+      {"masks", true, [](const VerifyOptions& o, const Json&) { return run_masks(o); }},
+      {"masks-backward", true,
+       [](const VerifyOptions& o, const Json&) { return run_masks_backward(o); }},
       {"quantize", true, [](const VerifyOptions& o, const Json&) { return run_quantize(o); }},
       {"decode", true, [](const VerifyOptions& o, const Json&) { return run_decode(o); }},
       {"accuracy", true, [](const VerifyOptions& o, const Json&) { return run_accuracy(o); }},

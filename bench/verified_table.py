@@ -5,7 +5,7 @@ import json
 from table_parts import ROOT
 
 RECORD = "tests/verified/hopper.json"
-TABLES = ("full", "backward", "ragged", "ragged-backward", "quantize", "decode")
+TABLES = ("full", "backward", "ragged", "ragged-backward", "masks", "masks-backward", "quantize", "decode")
 
 
 def verified_text(record):

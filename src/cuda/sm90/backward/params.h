@@ -114,9 +114,12 @@ FLASH3_HOST_DEVICE constexpr KeyTilePlace key_tile_place(int n_tiles, int heads,
 // sequences if they have one length. The work is not valid if there are fewer tiles.
 FLASH3_HOST_DEVICE constexpr KeyTile key_tile_at(const KeySchedule& schedule,
                                                  ListedSequence sequence, int heads, int tile_n,
-                                                 bool band, int index) {
+                                                 bool band, int index, bool lists = false) {
   if (index < 0 || index >= sequence.tiles * heads) return {};
-  const KeyTilePlace at = key_tile_place(sequence.tiles, heads, sequence.groups_at_a_time, band,
+  // The first keys of a sequence often have the longest lists: those of sink tokens, or of a
+  // prefix.
+  const bool in_turn = band || (lists && !schedule.deterministic);
+  const KeyTilePlace at = key_tile_place(sequence.tiles, heads, sequence.groups_at_a_time, in_turn,
                                          schedule.deterministic, index);
   sequence.batch += at.head / schedule.heads_k;
   return key_tile(schedule, sequence, at.n, at.head % schedule.heads_k, tile_n, band);

@@ -160,7 +160,7 @@ void plan_order(const BackwardProblem& problem, const Device& device, const Coun
     plan->tiles_at_a_time = device.multiprocessors;
     plan->kv_heads_at_a_time =
         at_a_time(plan->tiles_at_a_time / std::max<int64_t>(counts.n_tiles, 1));
-  } else if (c.band) {
+  } else if (c.band || c.lists) {
     const int64_t bytes = tiles_of(problem.seq_q, c.tile_m) * c.tile_m * bytes_of_a_query(problem);
     plan->kv_heads_at_a_time = at_a_time(kL2Budget / std::max<int64_t>(bytes, 1));
   }

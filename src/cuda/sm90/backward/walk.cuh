@@ -45,7 +45,9 @@ __device__ __forceinline__ void find_work(const BackwardParams& params, int befo
     index = found.index;
     heads = schedule.heads_k;
   }
-  if (leader) work = key_tile_at(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index);
+  if (leader)
+    work = key_tile_at(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index,
+                       Traits::kLists);
   if constexpr (Traits::kLists) {
     __syncwarp();
     const int steps = work.valid ? listed_steps<Traits>(params, work) : 0;

@@ -47,6 +47,13 @@ struct RangeMask {
   }
 };
 
+// A bit for each key before `end` that a thread has of a row: key k is bit k, of QueriesByKeys.
+template <int kKeys>
+__device__ __forceinline__ uint32_t keys_before(int end) {
+  const int inside = min(max(end, 0), 4 * kKeys);
+  return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
+}
+
 // Rows that see the keys whose bits are set, of which a word has 16 of each row: those of its
 // second row come after those of the first.
 struct BitMask {

@@ -11,13 +11,6 @@
 
 namespace flash3::cuda::sm90 {
 
-// A bit for each key before `end` that a thread has of a row: key k is bit k, of QueriesByKeys.
-template <int kKeys>
-__device__ __forceinline__ uint32_t keys_before(int end) {
-  const int inside = min(max(end, 0), 4 * kKeys);
-  return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
-}
-
 // As RangeMask (device/score/mask.cuh), by bits: one instruction makes seven predicates of them,
 // where two comparisons a score take longer.
 template <class Rows>

@@ -53,16 +53,24 @@ struct SeenKeys {
     }
   }
 
+  // By bits, whatever tells: one instruction makes seven predicates of them.
   template <class View>
   __device__ __forceinline__ void apply(const View& view, typename View::Scores& r_s) const {
-    if (by_bits) {
-      BitMask{a}.apply(view, r_s);
-    } else {
-      const auto seen = [&](int r) {
-        return r == 0 ? RowKeys{int(a[0]), int(a[1])} : RowKeys{int(b[0]), int(b[1])};
-      };
-      RangeMask<decltype(seen)>{seen}.apply(view, r_s);
+    uint32_t words[2] = {a[0], a[1]};
+    if (!by_bits) {
+#pragma unroll
+      for (int half = 0; half < View::kKeys / 16; ++half) {
+        const int key = view.key(16 * half);
+        words[half] = seen_of(a, key) | seen_of(b, key) << 16;
+      }
     }
+    BitMask{words}.apply(view, r_s);
+  }
+
+ private:
+  // The 16 keys of a thread from this one on, by the range of a row.
+  static __device__ __forceinline__ uint32_t seen_of(const uint32_t (&range)[2], int key) {
+    return keys_before<16>(int(range[1]) - key) & ~keys_before<16>(int(range[0]) - key);
   }
 };
 

@@ -105,8 +105,9 @@ TEST(MixedPlan, TheWorkspaceHoldsBoth) {
   PlannedForward forward;
   ASSERT_TRUE(cuda::sm90::plan(problem_of(id), kDevice, &forward).ok());
   EXPECT_GE(plan.decode->schedule_offset, forward.workspace_bytes);
-  EXPECT_GE(plan.decode->parts_offset, plan.decode->schedule_offset + plan.decode->schedule_bytes);
-  EXPECT_GT(plan.workspace_bytes, plan.decode->parts_offset);
+  EXPECT_GE(plan.decode->partials_offset,
+            plan.decode->schedule_offset + plan.decode->schedule_bytes);
+  EXPECT_GT(plan.workspace_bytes, plan.decode->partials_offset);
   const ScheduleNeeds needs = needs_of(plan);
   EXPECT_EQ(needs.bytes, plan.decode->schedule_bytes);
   EXPECT_GT(needs.bytes, 0u);

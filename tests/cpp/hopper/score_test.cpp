@@ -105,7 +105,8 @@ TEST(TreeMask, WordsHideTheKeysWhoseBitsTheyLack) {
 }
 
 TEST(RowKeys, EndWithTheSequence) {
-  const TileMask mask = TileMask::make(10, 20, {-1, 0, 0});  // causal, to the bottom right
+  const TileMask mask =
+      TileMask::make(10, 20, TileMaskRule{.window_right = 0});  // causal, to the bottom right
   for (int row = 0; row < 10; ++row) {
     EXPECT_EQ(keys_of_row<true>(mask, 20, row).end, row + 11);
     EXPECT_EQ(keys_of_row<true>(mask, 15, row).end, std::min(row + 11, 15));

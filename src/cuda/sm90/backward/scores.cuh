@@ -5,6 +5,7 @@
 
 #include "cuda/device/ptx/vectors.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
+#include "cuda/device/score/mask.cuh"
 #include "cuda/device/score/mod.cuh"
 #include "cuda/device/score/view.hpp"
 #include "cuda/sm90/backward/traits.cuh"

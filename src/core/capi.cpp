@@ -2,65 +2,18 @@
 // The C interface: nothing thrown gets past it, and every failure leaves its sentence behind.
 #include <algorithm>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <string>
-#include <typeinfo>
 
 #include "core/backend.hpp"
 #include "core/explain.hpp"
+#include "core/guarded.hpp"
 #include "core/interrupt.hpp"
-#include "core/kept_mask.hpp"
 #include "core/kept_plan.hpp"
 #include "core/message.hpp"
-#include "core/schedule.hpp"
 #include "flash3/limits.h"
 
 namespace flash3 {
 namespace {
-
-// The sentence is `text`, or the literal that `fixed` points to where no memory was left for a
-// string.
-struct LastError {
-  std::string text;
-  const char* fixed = nullptr;
-};
-
-LastError& last_error() {
-  thread_local LastError error;
-  return error;
-}
-
-flash3_status fail(flash3_status code, std::string text) noexcept {
-  LastError& error = last_error();
-  error.text = std::move(text);
-  error.fixed = nullptr;
-  return code;
-}
-
-flash3_status fail_literal(flash3_status code, const char* text) noexcept {
-  last_error().fixed = text;
-  return code;
-}
-
-// Runs the body of a C function and turns what it returns or throws into a status.
-template <class Body>
-flash3_status guarded(const Body& body) noexcept {
-  try {
-    Status status = body();
-    return status.ok() ? FLASH3_OK : fail(status.code(), status.message());
-  } catch (const std::bad_alloc&) {
-    return fail_literal(FLASH3_OUT_OF_MEMORY, "host memory ran out");
-  } catch (const std::exception& e) {
-    try {
-      return fail(FLASH3_INTERNAL_ERROR, message("unexpected exception: ", e.what()));
-    } catch (...) {
-      return fail_literal(FLASH3_INTERNAL_ERROR, "unexpected exception");
-    }
-  } catch (...) {
-    return fail_literal(FLASH3_INTERNAL_ERROR, "unexpected exception of unknown type");
-  }
-}
 
 // The buffer rule of flash3.h: at most *size bytes with the final NUL, and *size becomes what the
 // whole text takes.
@@ -72,12 +25,6 @@ Status give_text(const std::string& text, char* buffer, size_t* size) {
   }
   *size = text.size() + 1;
   return {};
-}
-
-template <class T>
-Status check_result(const T* pointer, const char* name) {
-  if (pointer) return {};
-  return invalid_argument(message(name, " is null; it must point to where the result goes"));
 }
 
 Status check_backend_id(flash3_backend id) {
@@ -152,62 +99,6 @@ flash3_status answer_explain(const Params* params, char* buffer, size_t* size) {
     PlannedCall<P> call;
     FLASH3_CHECK(plan_params(params, Pointers::kOptional, &problem, &call));
     return give_text(explain_call(problem, call), buffer, size);
-  });
-}
-
-// ---- schedules that the caller keeps ----
-
-flash3_status answer_schedule_size(const flash3_forward_params* params, size_t* bytes) {
-  return guarded([&]() -> Status {
-    FLASH3_CHECK(check_result(bytes, "bytes"));
-    ForwardProblem problem;
-    PlannedCall<ForwardProblem> call;
-    FLASH3_CHECK(plan_params(params, Pointers::kOptional, &problem, &call));
-    *bytes = call.plan ? call.plan->schedule_needs().bytes : 0;
-    return {};
-  });
-}
-
-flash3_status schedule(const flash3_forward_params* params, flash3_schedule* made) {
-  return guarded([&]() -> Status {
-    FLASH3_CHECK(check_result(made, "schedule"));
-    ForwardProblem problem;
-    PlannedCall<ForwardProblem> call;
-    FLASH3_CHECK(plan_params(params, Pointers::kOptional, &problem, &call));
-    FLASH3_CHECK(check_schedule_aliases(params, problem, call, *made));
-    return make_schedule(problem, call, made);
-  });
-}
-
-// ---- masks ----
-
-flash3_status answer_mask_size(const flash3_mask_params* params, size_t* bytes) {
-  return guarded([&]() -> Status {
-    FLASH3_CHECK(check_result(bytes, "bytes"));
-    MaskProblem problem;
-    FLASH3_CHECK(make_mask_problem(params, Pointers::kOptional, &problem));
-    *bytes = mask_bytes(problem.shape);
-    return {};
-  });
-}
-
-flash3_status mask(const flash3_mask_params* params, flash3_mask* made) {
-  return guarded([&]() -> Status {
-    FLASH3_CHECK(check_result(made, "mask"));
-    return make_mask(params, made);
-  });
-}
-
-flash3_status answer_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
-                               int64_t* partial_blocks) {
-  return guarded([&]() -> Status {
-    if (!mask) return invalid_argument("mask is null; it must be one that was made");
-    FLASH3_CHECK(check_result(blocks, "blocks"));
-    FLASH3_CHECK(check_result(partial_blocks, "partial_blocks"));
-    MaskCounts counts{};
-    FLASH3_CHECK(count_mask(*mask, stream, &counts));
-    *blocks = counts.blocks, *partial_blocks = counts.partial_blocks;
-    return {};
   });
 }
 
@@ -308,28 +199,6 @@ flash3_status flash3_merge(const flash3_merge_params* params) {
 
 flash3_status flash3_merge_explain(const flash3_merge_params* params, char* buffer, size_t* size) {
   return flash3::answer_explain<flash3::MergeProblem>(params, buffer, size);
-}
-
-flash3_status flash3_forward_schedule_size(const flash3_forward_params* params, size_t* bytes) {
-  return flash3::answer_schedule_size(params, bytes);
-}
-
-flash3_status flash3_forward_schedule(const flash3_forward_params* params,
-                                      flash3_schedule* schedule) {
-  return flash3::schedule(params, schedule);
-}
-
-flash3_status flash3_mask_size(const flash3_mask_params* params, size_t* bytes) {
-  return flash3::answer_mask_size(params, bytes);
-}
-
-flash3_status flash3_mask_make(const flash3_mask_params* params, flash3_mask* mask) {
-  return flash3::mask(params, mask);
-}
-
-flash3_status flash3_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
-                               int64_t* partial_blocks) {
-  return flash3::answer_mask_used(mask, stream, blocks, partial_blocks);
 }
 
 flash3_status flash3_forward_plan(const flash3_forward_params* params, flash3_plan** plan) {

@@ -21,6 +21,11 @@ struct alignas(8) MaskTile {
   FLASH3_HOST_DEVICE constexpr int kind() const { return tile_and_kind & 3; }
 };
 
+// What a forward consumer knows of a work tile's lists: forward/seen_keys.cuh. That of a band knows
+// of none.
+template <bool kLists>
+struct KeysOfTile {};
+
 // Shared memory with what goes with the stages of listed tiles, if there are any.
 template <class Shared, class Listed, int kStages, bool kLists>
 struct WithListed : Shared {};

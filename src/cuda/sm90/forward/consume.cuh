@@ -15,7 +15,6 @@
 
 #include "cuda/device/score/mask.cuh"
 #include "cuda/device/score/softmax.cuh"
-#include "cuda/sm90/forward/seen_keys.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 #include "cuda/sm90/forward/warp_rows.cuh"
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/sm90/forward/load.cuh"
+#include "cuda/sm90/forward/seen_keys.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -6,6 +6,7 @@
 #include "core/mask_lists.hpp"
 #include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/device/mask_tile.cuh"
+#include "cuda/sm90/forward/consume.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -74,9 +75,6 @@ struct SeenKeys {
   }
 };
 
-// What a work tile of a consumer knows of its lists; that of a band knows of none.
-template <bool kLists>
-struct KeysOfTile {};
 template <>
 struct KeysOfTile<true> {
   RowsOfMask rows;

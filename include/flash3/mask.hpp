@@ -23,7 +23,7 @@ namespace flash3 {
 inline Tensor documents_tensor(const int32_t* numbers, int64_t batch, int64_t seq_k) {
   return page_table_tensor(numbers, batch, seq_k);
 }
-/// [batch, heads, 2·n, seq_q]: ranges.
+/// Ranges of keys, [batch, heads, 2·n, seq_q]: ranges.
 inline Tensor ranges_tensor(const int32_t* bounds, std::array<int64_t, 4> shape) {
   return tensor(const_cast<int32_t*>(bounds), FLASH3_INT32, shape);
 }
@@ -31,11 +31,11 @@ inline Tensor ranges_tensor(const int32_t* bounds, std::array<int64_t, 4> shape)
 inline Tensor dense_mask_tensor(const uint8_t* bytes, std::array<int64_t, 4> shape) {
   return tensor(const_cast<uint8_t*>(bytes), FLASH3_UINT8, shape);
 }
-/// [batch, heads, blocks of rows]: block_counts.
+/// How many blocks, [batch, heads, blocks of rows]: block_counts.
 inline Tensor block_counts_tensor(const int32_t* counts, std::array<int64_t, 3> shape) {
   return packed_tensor(const_cast<int32_t*>(counts), FLASH3_INT32, shape);
 }
-/// [batch, heads, blocks of rows, most]: block_indices.
+/// Which blocks, [batch, heads, blocks of rows, most]: block_indices.
 inline Tensor block_indices_tensor(const int32_t* indices, std::array<int64_t, 4> shape) {
   return tensor(const_cast<int32_t*>(indices), FLASH3_INT32, shape);
 }

@@ -147,20 +147,20 @@ void KeptPlan<P>::find_compared() {
   static_assert(sizeof params_ <= UINT16_MAX);
   std::array<uint16_t, kMostCompared> changing{};  // where fields begin that may
   size_t count = 0;
-  const auto add = [&](const void* field) {
+  const auto add = [&](const auto& field) {
     assert(count + 1 < kMostCompared);
-    changing[count++] = static_cast<uint16_t>(static_cast<const char*>(field) -
+    changing[count++] = static_cast<uint16_t>(reinterpret_cast<const char*>(&field) -
                                               reinterpret_cast<const char*>(&params_));
   };
   static_cast<void>(visit_given(problem_, [&](const char*, auto member, const auto&) -> Status {
-    add(&(params_.*member).data);
+    add((params_.*member).data);
     return {};
   }));
-  add(&params_.stream);
-  add(&params_.workspace);
-  add(&params_.workspace_size);
-  if constexpr (std::same_as<P, ForwardProblem>) add(&params_.schedule);
-  if constexpr (requires { params_.mask; }) add(&params_.mask);
+  add(params_.stream);
+  add(params_.workspace);
+  add(params_.workspace_size);
+  if constexpr (std::same_as<P, ForwardProblem>) add(params_.schedule);
+  if constexpr (requires { params_.mask; }) add(params_.mask);
   std::sort(changing.begin(), changing.begin() + count);
   static_assert(sizeof params_.workspace_size == sizeof(void*));  // all are of one size
   uint16_t begin = 0;

@@ -15,7 +15,7 @@ import xml.etree.ElementTree as ElementTree
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DUMPS = ROOT / "abi"
 FUNCTION = re.compile(r"^FLASH3_API\b[^;]*?\b\w+\([^;]*?\);", re.M)
-TYPE = re.compile(r"^typedef (?:enum |struct |\w+ \(\*)(\w+)", re.M)  # the last: of a function
+TYPE = re.compile(r"^typedef (?:enum |struct |\w+\*? \(\*)(\w+)", re.M)  # the last: of a function
 CONSTANT = re.compile(r"^#define (FLASH3_\w+) +[^:\s].*$", re.M)
 GROWING = re.compile(r"flash3_\w+_params")  # their struct_size tells which fields a caller has
 

@@ -146,6 +146,7 @@ def test_errors():
 
 def test_sharded_tensors_take_none():
     class DTensor:  # the check goes by the name of torch's class, which takes processes to make
+        __module__, __qualname__ = "torch.distributed.tensor", "DTensor"
         device, dtype, requires_grad = torch.device("cpu"), torch.float32, False
     from flash3 import _torch
     mask = masks.dense(torch.ones(150, 270).bool())

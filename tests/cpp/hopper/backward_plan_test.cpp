@@ -38,8 +38,10 @@ TEST(BackwardKernels, HaveNamesOfTheirOwnThatTellTheirRow) {
     expect_part(kernel.id, kernel.element == Element::kFloat16 ? "bwd_fp16_d" : "bwd_bf16_d");
     expect_part(kernel.id, message("_d", c.head_dim));
     expect_part(kernel.id, c.score == ScoreKind::kSoftcap ? "_softcap_"
+                           : c.lists                      ? "_lists_"
                            : c.band                       ? "_band_"
                                                           : "_full_");
+    EXPECT_EQ(kernel.id.find("_lists_") != std::string::npos, c.lists) << kernel.id;
     expect_part(kernel.id, message("_", c.tile_m, "x", c.tile_n));
   }
   EXPECT_EQ(std::ssize(ids), 2 * std::ssize(kBackwardConfigs)) << "fp16 and bf16";
@@ -54,8 +56,9 @@ TEST(BackwardPlan, TakesTheNarrowestKernelThatHoldsTheHeadDims) {
             problem_of(message("bf16/b1/q300/k300/h2/d", dim, "x", dim_v, "/", mask));
         const BackwardConfig* narrowest = nullptr;
         for (const BackwardConfig& c : kBackwardConfigs)
-          if (c.score == ScoreKind::kPlain && c.head_dim >= dim && c.head_dim_v >= dim_v &&
-              c.band == (mask[0] == 'c') && (!narrowest || cost(c) < cost(*narrowest)))
+          if (c.score == ScoreKind::kPlain && !c.lists && c.head_dim >= dim &&
+              c.head_dim_v >= dim_v && c.band == (mask[0] == 'c') &&
+              (!narrowest || cost(c) < cost(*narrowest)))
             narrowest = &c;
         if (!narrowest) {
           expect_part(refusal(problem), message("head_dim = ", dim, ", head_dim_v = ", dim_v));
@@ -234,8 +237,11 @@ TEST(BackwardPlan, EmptyCallsHaveNoBlocks) {
 TEST(BackwardPlan, TheCaseTableReachesEveryKernel) {
   std::map<std::string, int> cases_of;
   std::set<bool> by_tma;
-  for (const cases::Case& c :
-       cases::backward_case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER))) {
+  const auto dtypes = cases::dtypes_of(FLASH3_BACKEND_HOPPER);
+  auto table = cases::backward_case_table(cases::Level::kQuick, dtypes);
+  for (const cases::Case& c : cases::mask_case_table(cases::Level::kQuick, dtypes, true))
+    table.push_back(c);
+  for (const cases::Case& c : table) {
     const auto params = cases::make_backward_question(c);
     BackwardProblem problem;
     PlannedBackward plan;

@@ -367,6 +367,9 @@ TEST(Plan, TheCaseTableReachesEveryKernel) {
   for (const cases::Case& c :
        cases::cache_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
     table.push_back(c);
+  for (const cases::Case& c :
+       cases::mask_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER), false))
+    table.push_back(c);
   for (const cases::Case& c : table) {
     const auto params = cases::make_question(c);
     ForwardProblem problem;

@@ -35,7 +35,7 @@ struct alignas(128) DecodeRun {
   short merges, folds;             // whether it ends an item that others begin; of so many folds
   short fold_partials, ends_item;  // partials of the fold that it ends and others begin; whether
                                    // that is the item's last
-  int next;  // the block's next run
+  int next;                        // the block's next run
 };
 static_assert(sizeof(DecodeRun) == 128);
 inline constexpr int kHeadGroupWord = 2;  // of a run: launch.cpp, which has offsetof, checks it

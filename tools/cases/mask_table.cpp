@@ -46,7 +46,8 @@ constexpr Heads kHeads[] = {{2, 2}, {4, 2}, {3, 1}, {8, 1}};
 struct Dims {
   int64_t qk, v;
 };
-constexpr Dims kDims[] = {{64, 64}, {128, 128}, {256, 256}, {96, 40}, {33, 72}};
+constexpr Dims kDims[] = {{64, 64}, {128, 128}, {256, 256}, {96, 40},
+                          {33, 72}, {192, 128}, {160, 160}};
 
 }  // namespace
 

@@ -13,7 +13,7 @@ It holds::
     tree_mask            which drafts of a tree see which, for attention_with_kv_cache
     merge                parts of the keys, each with its out and lse, to one result
     quantize             16-bit tensors to FP8, which attention takes with their scales
-    masks                masks as data, for mask= of attention: documents, ranges, blocks of keys, a byte for each pair
+    masks                masks as data, for mask= of attention: documents, prefixes, neighborhoods, blocks of keys, booleans
     supported, explain   whether a call would run here, and which kernel it takes
     backends, version    what this machine has, and which library this is
     arrays               the C calls as they are, with memory for results from the caller

@@ -230,8 +230,10 @@ def test_on_a_gpu():
     assert len(_mask_kept._made[source][1]) == 2
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        with pytest.raises(NotImplementedError, match="max_blocks = None and a CUDA graph is being captured"):
+        with pytest.raises(NotImplementedError, match="mask is a MaskSource and a CUDA graph is being captured"):
             flash3.attention(q, k, v, mask=source)
+        with pytest.raises(NotImplementedError, match="max_blocks = None and a CUDA graph is being captured"):
+            source.make(device="cuda")
         captured = flash3.attention(q, k, v, mask=source.make(device="cuda", max_blocks=0))
     graph.replay()
     torch.testing.assert_close(captured, out)
@@ -265,6 +267,8 @@ def test_errors():
              lambda: flash3.attention(q[0], k[0], v[0], mask=source, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)),
             (NotImplementedError, "masks and calls with them are for torch tensors",
              lambda: flash3.attention(*(x.numpy() for x in (q, k, v)), mask=source)),
+            (TypeError, "mask is a MaskSource but it must be a flash3.Mask, as make() of what flash3.masks returns gives it",
+             lambda: flash3.explain(*(x.numpy() for x in (q, k, v)), mask=source)),
             (ValueError, "q.ndim = 3 but it must be 4, [batch, seq, heads, dim]", lambda: flash3.attention(q[0], k, v, mask=source)),
             (TypeError, "k is a ndarray but it must be a torch tensor", lambda: flash3.attention(q, k.numpy(), v, mask=source)),
             (ValueError, "seq_q = 150 but the mask's seq_q = 149", lambda: flash3.attention(q, k, v, mask=masks.dense(torch.ones(149, 270).bool()))),
@@ -284,6 +288,18 @@ def test_questions():
         assert flash3.supported(q, k, v, mask=mask) and flash3.supported(q, k, v, mask=mask, backward=True)
         assert not flash3.supported(q[:, :-1], k, v, mask=mask)
         assert "what its mask lists" in flash3.explain(q, k, v, mask=mask)
+
+
+def test_a_capture_is_refused(monkeypatch):
+    """What the GPU's test sees, without one."""
+    q, k, v = inputs()
+    source = masks.dense(torch.rand(150, 270) < 0.3)
+    monkeypatch.setattr(_mask_make, "_is_capturing", lambda device: True)
+    with pytest.raises(NotImplementedError, match="mask is a MaskSource and a CUDA graph is being captured"):
+        flash3.attention(q, k, v, mask=source)
+    with pytest.raises(NotImplementedError, match="max_blocks = None and a CUDA graph is being captured"):
+        source.make()
+    flash3.attention(q, k, v, mask=source.make(max_blocks=0))
 
 
 def test_compiled():

@@ -7,7 +7,7 @@ from torch.nn.attention import flex_attention as _torch_flex
 
 from . import _attention
 from ._mask_kept import kept, parts_of
-from ._mask_make import stream_of
+from ._mask_make import kept_on
 from ._mask_mods import from_block_mask
 from ._sdpa import say_once
 from ._torch import autocast
@@ -71,7 +71,7 @@ def made_of(block_mask, query, key):
         return None
     _check_block_mask(query, key, block_mask)
     batch, heads = query.shape[:2]
-    return kept(block_mask, parts_of(block_mask), (batch, heads, stream_of(query.device)),
+    return kept(block_mask, parts_of(block_mask), (batch, heads, kept_on(query.device, "block_mask", block_mask)),
                 lambda: from_block_mask(block_mask, batch, heads).make(query.shape[2], key.shape[2]))
 
 

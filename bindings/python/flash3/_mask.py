@@ -31,9 +31,9 @@ class Mask(NamedTuple):
         return list(self[1:])
 
 
-def check_mask(mask):
+def check_mask(mask, rule="a flash3.Mask, as make() of what flash3.masks returns gives it"):
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask is a {type(mask).__name__} but it must be a flash3.Mask, or what flash3.masks returns")
+        raise TypeError(f"mask is a {type(mask).__name__} but it must be {rule}")
     return mask
 
 

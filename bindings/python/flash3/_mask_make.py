@@ -25,13 +25,17 @@ def needs(mask):
     return _run(_used, mask.data, mask.fields)
 
 
+def _is_capturing(device):
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def make(source, seq_q, seq_k, device, max_blocks=None, max_partial_blocks=None):
     """The Mask of a MaskSource (MaskSource.make)."""
     if max_blocks is None and max_partial_blocks is not None:
         raise ValueError(f"max_partial_blocks = {max_partial_blocks} but max_blocks = None; it is a part of that")
     source = source.sized(seq_q, seq_k)
     device = torch.device(device or source.device or torch.empty(0).device)
-    if max_blocks is None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if max_blocks is None and _is_capturing(device):
         raise NotImplementedError("max_blocks = None and a CUDA graph is being captured; to count blocks waits for the device: make the mask "
                                   "before, or give max_blocks")
     tensors, named = source.to(device).arguments()
@@ -50,9 +54,12 @@ def make(source, seq_q, seq_k, device, max_blocks=None, max_partial_blocks=None)
     return made(*(max(n, 1) for n in needed))  # 0 stands for the most that there can be
 
 
-def stream_of(device):
-    """What tells streams apart: a kept mask is read on the stream alone that made it, and there its memory is free for others once it is
-    no longer kept."""
+def kept_on(device, name, mask):
+    """What tells streams apart: a mask that a call keeps is read on the stream alone that made it, and there its memory is free for others
+    once it is no longer kept. So no CUDA graph may hold it."""
+    if _is_capturing(device):
+        raise NotImplementedError(f"{name} is a {type(mask).__name__} and a CUDA graph is being captured; give the call a flash3.Mask that you keep "
+                                  "as long as the graph, made before (flash3.masks, make())")
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
@@ -73,7 +80,7 @@ def _made(source, band, seq_q, seq_k, device):
     def made():
         both = source if band.is_none() else source.sized(seq_q, seq_k) & MaskSource("band", band=band)
         return make(both, seq_q, seq_k, device)
-    return kept(source, source.tensors(), (band, seq_q, seq_k, device, stream_of(device)), made)
+    return kept(source, source.tensors(), (band, seq_q, seq_k, device, kept_on(device, "mask", source)), made)
 
 
 def with_mask_made(q, k, options):

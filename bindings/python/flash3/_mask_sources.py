@@ -61,7 +61,7 @@ class MaskSource:
     """Which keys each query sees, as data; the functions of flash3.masks return one, and mask= of flash3.attention takes it.
 
     A call makes the mask for its own sizes, device and stream, and keeps it with this: at most 8, while tensors that this holds are
-    unchanged. Where torch does not count their changes, as those made in torch.inference_mode(), each call makes it anew; make() makes one
+    unchanged; no CUDA graph may hold those. Where torch does not count their changes, as those made in torch.inference_mode(), each call makes it anew; make() makes one
     for the caller to keep. A query sees a key if the source and the band let it. Sources combine: ``a & b`` lets a query see what both let it see, ``a | b`` what
     either does, ``~a`` what a hides. What ranges of keys can say, at most 8 for each query, stays ranges, which take 8 bytes each. Any other
     result is found in parts of 32 Mi pairs, with numbers read from the device for each, and becomes ranges if it can, otherwise

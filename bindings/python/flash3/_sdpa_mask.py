@@ -4,7 +4,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ._mask_kept import kept
-from ._mask_make import stream_of
+from ._mask_make import kept_on
 from ._mask_sources import MaskSource
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -65,4 +65,4 @@ def mask_of(attn_mask, q, k):
         return made()
     owner = attn_mask if attn_mask._base is None else attn_mask._base
     view = attn_mask.storage_offset(), attn_mask.shape, attn_mask.stride()
-    return kept(owner, (owner,), (view, batch, seq_q, seq_k, stream_of(attn_mask.device)), made)
+    return kept(owner, (owner,), (view, batch, seq_q, seq_k, kept_on(attn_mask.device, "attn_mask", attn_mask)), made)

@@ -96,7 +96,8 @@ def kept(owner, parts, key, make):
     if (found := _made.get(owner)) is None or found[0] != state:
         _made[owner] = found = state, {}
     masks = found[1]
-    masks[key] = made = masks.pop(key) if key in masks else make()  # the newest is the last one
+    made = masks.pop(key, None)  # another thread may do all of this too
+    masks[key] = made = make() if made is None else made  # the newest is the last one
     if len(masks) > _MOST:
-        del masks[next(iter(masks))]
+        masks.pop(next(iter(masks)), None)
     return made

@@ -27,7 +27,7 @@ class Case:
     seq: int
     dim: int
     pairs: float  # that are seen, of a head
-    mask: object
+    mask: flash3.masks.MaskSource
     plain: dict  # options of the call beside it, or of the full call
     plain_pairs: float
     same: bool  # whether that has the same pairs
@@ -46,7 +46,7 @@ def document_lengths(seq, seed=0):
 def causal(seq=16384, dim=128):
     pairs = seq * (seq + 1) / 2
     ranges = torch.stack([torch.zeros(seq), torch.arange(1, seq + 1)]).int().cuda()
-    return Case(f"causal/{seq}", seq, dim, pairs, flash3.masks.ranges(ranges, seq), {"causal": True}, pairs, True,
+    return Case(f"causal/{seq}", seq, dim, pairs, flash3.masks.ranges(ranges, seq_k=seq), {"causal": True}, pairs, True,
                 lambda b, h, i, j: i >= j)
 
 
@@ -63,18 +63,16 @@ def documents(seq=32768, dim=128):
 def window_with_sinks(seq=32768, dim=128, window=1024, sinks=64):
     i = torch.arange(seq)
     first = (i - window + 1).clamp(min=0)
-    ranges = torch.stack([torch.zeros(seq), torch.minimum(i + 1, torch.tensor(sinks)), first, i + 1]).int().cuda()
     seen = (i + 1 - first) + torch.minimum(first, torch.tensor(sinks))
-    return Case(f"window_with_sinks/{seq}", seq, dim, float(seen.sum()), flash3.masks.ranges(ranges, seq),
+    return Case(f"window_with_sinks/{seq}", seq, dim, float(seen.sum()), flash3.masks.window_with_sinks(window, sinks, seq, device="cuda"),
                 {"causal": True, "window": (window - 1, 0)}, float((i + 1 - first).sum()), False,
                 lambda b, h, i, j: (i >= j) & ((i - j < window) | (j < sinks)))
 
 
 def prefix(seq=16384, dim=128, tokens=4096):
     ends = torch.arange(1, seq + 1).clamp(min=tokens)
-    ranges = torch.stack([torch.zeros(seq), ends]).int().cuda()
-    return Case(f"prefix/{seq}", seq, dim, float(ends.sum()), flash3.masks.ranges(ranges, seq), {"causal": True}, seq * (seq + 1) / 2, False,
-                lambda b, h, i, j: (i >= j) | (j < tokens))
+    return Case(f"prefix/{seq}", seq, dim, float(ends.sum()), flash3.masks.prefix(tokens, seq, seq, device="cuda"), {"causal": True},
+                seq * (seq + 1) / 2, False, lambda b, h, i, j: (i >= j) | (j < tokens))
 
 
 def blocks(density, size=128, seq=32768, dim=128, heads=16):
@@ -82,7 +80,7 @@ def blocks(density, size=128, seq=32768, dim=128, heads=16):
     kept = max(1, round(density * n))
     indices = torch.rand(heads, n, n, device="cuda").argsort(-1)[..., :kept].sort(-1).values.int()
     counts = torch.full((heads, n), kept, dtype=torch.int32, device="cuda")
-    mask = flash3.masks.blocks(counts, indices, seq, seq, size, size)
+    mask = flash3.masks.blocks(counts, indices, size, size, seq_q=seq, seq_k=seq)
     seen = torch.zeros(heads, n, n, dtype=torch.bool, device="cuda").scatter_(2, indices.long(), True)
     return Case(f"blocks/{size}/{density}", seq, dim, float(kept * n * size * size), mask, {}, float(seq) * seq, False,
                 lambda b, h, i, j: seen[h, i // size, j // size], heads)
@@ -138,7 +136,7 @@ def flex_calls(case):
 
 
 def run(case, samples, flex):
-    masked = calls_of(case, {"mask": case.mask}, False)
+    masked = calls_of(case, {"mask": case.mask.make()}, False)
     plain = calls_of(case, case.plain, "cu_seqlens_q" in case.plain)
     errors = {}
     if case.same:

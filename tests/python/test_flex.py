@@ -11,27 +11,9 @@ from torch.nn.attention.flex_attention import (AuxOutput, AuxRequest, BlockMask,
                                                flex_attention as torch_flex, noop_mask, or_masks)
 
 import oracle
-from flash3 import flex_attention, _attention, _flex, _mask_kept, _mask_kinds as kinds, _mask_mods as mods, _mask_shapes as shapes, _sdpa
-from flash3._fields import SIGNATURES
-from flash3._mask_sources import MaskSource
+from flash3 import flex_attention, _flex, _mask_kept, _mask_kinds as kinds, _mask_mods as mods, _mask_shapes as shapes, _sdpa
 
 torch_flex_module = _flex._torch_flex
-AS_DATA = "mask" in SIGNATURES["attention"]
-
-
-@pytest.fixture(autouse=True)
-def attention_with_masks(monkeypatch):
-    """Where the library takes no mask, dense attention in its place."""
-    if AS_DATA:
-        return
-
-    def attention(q, k, v, *, mask=None, softmax_scale=None, return_lse=False):
-        seen = torch.ones((), dtype=torch.bool) if mask is None else mask.to_dense(q.shape[0], q.shape[2])
-        out, lse = oracle.naive(q, k, v, softmax_scale=softmax_scale, seen=seen)
-        return (out, lse.float()) if return_lse else out
-
-    monkeypatch.setattr(_attention, "attention", attention)
-    monkeypatch.setattr(MaskSource, "make", lambda self, seq_q, seq_k, device=None: self.sized(seq_q, seq_k))
 
 
 @pytest.fixture
@@ -118,7 +100,7 @@ def test_against_torch(fn):
 def test_what_it_returns():
     q, k, v = random(heads_k=4, seq_k=130)
     out = flex_attention(q, k, v)
-    check(q, k, v, None if AS_DATA else torch.ones((), dtype=torch.bool), out)
+    check(q, k, v, None, out)
     again, lse = flex_attention(q, k, v, scale=0.3, return_lse=True)
     check(q, k, v, torch.ones((), dtype=torch.bool), again, lse, scale=0.3)
     of_aux, aux = flex_attention(q, k, v, scale=0.3, return_aux=AuxRequest(lse=True))
@@ -148,7 +130,6 @@ def test_masks_of_its_own():
         check(q, k, v, seen, flex_attention(q, k, v, block_mask=source.make(200, 200), enable_gqa=True))
 
 
-@pytest.mark.skipif(not AS_DATA, reason="the library takes no mask")
 @pytest.mark.parametrize("name", ("band", "documents", "prefix", "ranges", "dense", "blocks", "bits", "neighborhood", "tiles"))
 def test_masks_that_are_made(name):
     """What the library makes of each kind of source is what the source means."""
@@ -168,7 +149,6 @@ def test_masks_that_are_made(name):
     check(q, k, v, source.sized(200, 200).to_dense(2, 4), out, lse)
 
 
-@pytest.mark.skipif(not AS_DATA, reason="the library takes no mask")
 def test_compiled():
     """A mask that is made is an argument of a whole graph; a BlockMask is brought over outside of it."""
     q, k, v = random()
@@ -296,6 +276,9 @@ def test_what_has_changed_is_seen(counted):
     assert again() == again() == 1
     ids[50:] += 3  # a tensor that the mask_mod has
     ids[100:120] = 0
+    assert again() == again() == 2
+    ids.data = ids.clone().fill_(1)  # which torch does not count as a change
+    counted.pop()
     assert again() == again() == 2
     bound = 12  # a number in a cell of a function in a cell
     assert again() == again() == 3

@@ -163,7 +163,24 @@ def test_dense():
     check(kinds.dense(mask.to(torch.uint8) * 3), mask)
     check(kinds.dense(mask[0, 0]), mask[:1, :1])
     check(kinds.dense(mask[:, :1, :, :], causal=True), mask[:, :1] & torch.ones(5, 7, dtype=torch.bool).tril(2))
-    assert kinds.dense(mask).arguments()["dense"].dtype == torch.uint8
+    assert kinds.dense(mask).dense.dtype == torch.uint8
+    wide = mask.transpose(2, 3).contiguous().transpose(2, 3)
+    check(kinds.dense(wide), mask)
+    assert kinds.dense(wide).dense.stride(3) == 1
+    row = mask[:, :1, :1].expand(-1, -1, 5, -1)
+    assert kinds.dense(row).dense.untyped_storage().data_ptr() == mask.untyped_storage().data_ptr()  # no copy
+    check(kinds.dense(row), row)
+
+
+def test_dimensions_in_front_may_be_left_out():
+    bounds, seen = torch.tensor([[0, 3, 1], [4, 6, 2]]), torch.rand(3, 6) < 0.5
+    check(kinds.ranges(bounds, seq_k=6), kinds.ranges(bounds[None, None], seq_k=6).to_dense())
+    check(kinds.ranges(torch.stack((bounds, bounds + 1)), seq_k=6), kinds.ranges(torch.stack((bounds, bounds + 1))[None], seq_k=6).to_dense())
+    check(kinds.dense(seen[None]), seen[None, None])
+    counts, indices = torch.tensor([1, 0]), torch.tensor([[1], [0]])
+    check(kinds.blocks(counts, indices, 8, 8, seq_q=10, seq_k=20), kinds.blocks(counts[None, None], indices[None, None], 8, 8).sized(10, 20).to_dense())
+    blocks = torch.tensor([[False, True], [True, False]])
+    check(kinds.blocks(blocks, None, 8, 16, seq_q=10, seq_k=20), pairs(1, 1, 10, 20, lambda b, h, i, j: blocks[i // 8, j // 16]))
 
 
 @pytest.mark.parametrize("window, sinks", ((3, 2), (0, 4), (5, 0), (50, 50), (1, 1)))
@@ -467,14 +484,28 @@ def test_normalised_ranges():
 # ---- what a mask is asked ----
 
 def test_arguments_are_those_of_the_library():
-    header = (pathlib.Path(__file__).parents[2] / "include" / "flash3" / "mask.h").read_text(encoding="utf-8")
-    names = set(re.findall(r"^  \S+ (\w+);", header[:header.index("} flash3_mask_params")], re.M))
-    assert "ranges" in names and "block_keys" in names
+    schema = torch.ops.flash3.mask_make.default._schema
+    names = [a.name for a in schema.arguments]
     for source in sources().values():
-        assert {*source.arguments()} <= names
-    assert torch.equal(sources()["bits"].arguments()["dense"].bool(), sources()["bits"].to_dense())
-    assert kinds.band(causal=True, window=(3, 5), chunk=9, mask_alignment="top_left").arguments() == \
-        {"window": (3, 0), "chunk": 9, "mask_alignment": "top_left"}
+        tensors, named = source.arguments()
+        assert len(tensors) == names.index("block_indices") == 5 and {*named} <= {*names}
+        given = [name for name, x in zip(names[1:], tensors) if x is not None]
+        assert given == {"band": [], "bits": ["dense"], "blocks": ["block_counts", "block_indices"]}.get(source.kind, [source.kind])
+    assert torch.equal(sources()["bits"].arguments()[0][2].bool(), sources()["bits"].to_dense())
+    assert kinds.band(causal=True, window=(3, 5), chunk=9, mask_alignment="top_left").arguments()[1] == \
+        {"window_left": 3, "window_right": 0, "chunk": 9, "mask_alignment": 1}
+
+
+def test_a_changed_tensor_is_seen():
+    """Nothing that is found of a source's tensors outlives a call."""
+    many = kinds.ranges(torch.arange(1, 17)[:, None].repeat(1, 60) * 3, seq_k=60)  # inverted, more ranges than fit
+    documents = kinds.documents(torch.arange(60) // 7)
+    for mask, tensor in ((documents, documents.documents), (many, many.ranges)):
+        before = mask.draw(), (~mask).to_dense()
+        tensor += torch.arange(60, dtype=torch.int32) // 5
+        assert mask.draw() != before[0]
+        check(~mask, ~mask.to_dense())
+        assert not torch.equal((~mask).to_dense(), before[1])
 
 
 def test_source_is_frozen_and_says_what_it_is():
@@ -546,7 +577,7 @@ def test_pictures_of_the_documents():
     (lambda: kinds.prefix([[3], [2], [1]], ids=[[1, 1], [2, 2]]), ValueError, "lengths.shape[0] = 3 but ids.shape[0] = 2"),
     (lambda: kinds.ranges(torch.zeros(1, 1, 3, 4).long()), ValueError, "ranges.shape[2] = 3 but it must be 2 * n, with n from 1 to 8"),
     (lambda: kinds.ranges(torch.zeros(1, 1, 18, 4).long()), ValueError, "ranges.shape[2] = 18 but it must be 2 * n"),
-    (lambda: kinds.ranges(torch.zeros(2, 4).long()), ValueError, "ranges.ndim = 2 but it must be 4"),
+    (lambda: kinds.ranges(torch.zeros(4).long()), ValueError, "ranges.ndim = 1 but it must be 2 or 3 or 4"),
     (lambda: kinds.blocks(torch.ones(1, 1, 2).long()), TypeError, "indices is None, and then counts must be a bool tensor"),
     (lambda: kinds.blocks(torch.ones(1, 1, 2).long(), torch.ones(1, 1, 3, 2).long()), ValueError, "indices.shape[2] = 3 but counts.shape[2] = 2"),
     (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), None, 20), ValueError, "block_rows = 20 but it must be a positive multiple of 8"),
@@ -554,8 +585,9 @@ def test_pictures_of_the_documents():
     (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), seq_q=300), ValueError, "counts.shape[2] = 2 but ceil(seq_q / block_rows) = 3"),
     (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), seq_k=300), ValueError, "counts.shape[3] = 2 but ceil(seq_k / block_keys) = 3"),
     (lambda: kinds.dense(torch.zeros(3, 3)), TypeError, "mask is of float32 but it must be a tensor of bool or uint8"),
+    (lambda: kinds.blocks(torch.ones(2).long(), torch.ones(2).long()), ValueError, "indices.ndim = 1 but it must be 2 or 3 or 4"),
     (lambda: kinds.dense([[1]]), TypeError, "mask is of list"),
-    (lambda: kinds.dense(torch.zeros(3).bool()), ValueError, "mask.ndim = 1 but it must be 2 or 4"),
+    (lambda: kinds.dense(torch.zeros(3).bool()), ValueError, "mask.ndim = 1 but it must be 2 or 3 or 4"),
     (lambda: kinds.window_with_sinks(-1, 2, 5), ValueError, "window = -1 but it must be from 0"),
     (lambda: kinds.window_with_sinks(1, 2.5, 5), TypeError, "sinks is a float but it must be an integer"),
     (lambda: shapes.neighborhood((4, 4, 4, 4), 3), ValueError, "len(shape) = 4 but it must be 1, 2 or 3"),

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash3.masks: masks as data, their calls and gradients, against plain attention in torch."""
+"""Calls with masks as data and their gradients, against plain attention in torch; masks that are made, and those that calls make and keep."""
+import gc
+import re
+
 import pytest
 import torch
 
 import flash3
-from flash3 import masks
+from flash3 import _mask_kept, _mask_make, masks
 
 
 def plain(q, k, v, seen):
@@ -34,13 +37,13 @@ def of_ranges():
     bounds = torch.randint(-20, 300, (2, 4, 4, 150), dtype=torch.int32)
     keys = torch.arange(270)
     begins, ends = bounds[:, :, 0::2, :, None], bounds[:, :, 1::2, :, None]
-    return masks.ranges(bounds, 270), ((begins <= keys) & (keys < ends)).any(2)
+    return masks.ranges(bounds), ((begins <= keys) & (keys < ends)).any(2)
 
 
 def of_documents():
     numbers = torch.tensor([0] * 100 + [1] * 90 + [0] * 80, dtype=torch.int32)
     runs = torch.tensor([0] * 100 + [1] * 90 + [2] * 80)
-    return masks.documents(numbers, 150, causal=True), (runs[270 - 150:, None] == runs) & causal(150, 270)
+    return masks.documents(numbers, seq_q=150, causal=True), (runs[270 - 150:, None] == runs) & causal(150, 270)
 
 
 def of_blocks():
@@ -48,7 +51,7 @@ def of_blocks():
     indices = torch.tensor([[0, 3], [2, 9], [1, 1]], dtype=torch.int32)
     seen = torch.zeros(192, 320, dtype=torch.bool)
     seen[:64, :64] = seen[:64, 192:256] = seen[64:128, 128:192] = True
-    return masks.blocks(counts, indices, 150, 270, 64, 64), seen[:150, :270]
+    return masks.blocks(counts, indices, 64, 64), seen[:150, :270]
 
 
 MASKS = {"dense": lambda: of_dense(torch.rand(2, 4, 150, 270) < 0.3), "shared": lambda: of_dense(torch.rand(150, 270) < 0.3),
@@ -56,10 +59,12 @@ MASKS = {"dense": lambda: of_dense(torch.rand(2, 4, 150, 270) < 0.3), "shared": 
          "documents": of_documents, "blocks": of_blocks}
 
 
+@pytest.mark.parametrize("is_made", (False, True))
 @pytest.mark.parametrize("source", MASKS)
-def test_attention_and_its_gradients(source):
+def test_attention_and_its_gradients(source, is_made):
     torch.manual_seed(2)
     mask, seen = MASKS[source]()
+    mask = mask.make(150, 270) if is_made else mask
     q, k, v = (x.requires_grad_() for x in inputs())
     out, lse = flash3.attention(q, k, v, mask=mask, return_lse=True)
     expected, expected_lse = plain(q, k, v, seen)
@@ -90,25 +95,148 @@ def test_memory_is_exact():
     seen = torch.zeros(1000, 1000, dtype=torch.bool)
     seen[:128, :128] = True
     seen[200:300, 500:600] = torch.rand(100, 100) < 0.5
-    mask = masks.dense(seen)
+    source = masks.dense(seen)
+    mask = source.make()
     blocks, partial = masks.needs(mask)
     assert (mask.blocks, mask.partial_blocks) == (blocks, partial) and partial == blocks - 1
     assert mask.data.numel() < 40_000 + 2048 * partial
-    assert masks.needs(masks.dense(seen, max_blocks=2, max_partial_blocks=1)) == (blocks, partial)
+    assert masks.needs(source.make(max_blocks=2, max_partial_blocks=1)) == (blocks, partial)
     q, k, v = inputs(1000, 1000)
-    assert (flash3.attention(q, k, v, mask=masks.dense(seen, max_blocks=2)) == 0).all()
+    assert (flash3.attention(q, k, v, mask=source.make(max_blocks=2)) == 0).all()
+    most = source.make(max_blocks=0)
+    assert most.blocks == 64
+    torch.testing.assert_close(flash3.attention(q, k, v, mask=most), flash3.attention(q, k, v, mask=mask))
     with pytest.raises(ValueError, match="max_partial_blocks = 3 but max_blocks = None"):
-        masks.dense(seen, max_partial_blocks=3)
+        source.make(max_partial_blocks=3)
 
 
-def test_band_of_the_call_is_none_or_the_masks():
+def test_band_of_the_call_is_none_or_that_of_a_made_mask():
     q, k, v = inputs()
-    mask = masks.documents(torch.zeros(270, dtype=torch.int32), 150, causal=True)
+    mask = masks.documents(torch.zeros(270, dtype=torch.int32), seq_q=150, causal=True).make()
     expected = flash3.attention(q, k, v, causal=True)
     torch.testing.assert_close(flash3.attention(q, k, v, mask=mask), expected)
     torch.testing.assert_close(flash3.attention(q, k, v, mask=mask, causal=True), expected)
     with pytest.raises(ValueError, match="window_left = 3 but the mask was made with -1"):
         flash3.attention(q, k, v, mask=mask, window=(3, 0))
+
+
+@pytest.mark.parametrize("options", ({"causal": True}, {"window": (40, 7)}, {"chunk": 60}, {"window": (90, None), "mask_alignment": "top_left"},
+                                     {"causal": True, "chunk": 50, "mask_alignment": "top_left"}), ids=str)
+@pytest.mark.parametrize("source", ("documents", "ranges", "dense", "blocks", "band"))
+def test_band_of_the_call_and_the_source_mean_both(source, options):
+    torch.manual_seed(3)
+    described, seen = {**MASKS, "band": lambda: (masks.band(window=(99, 3)), masks.band(window=(99, 3)).sized(150, 270).to_dense())}[source]()
+    seen = seen & masks.band(**options).sized(150, 270).to_dense()
+    q, k, v = (x.requires_grad_() for x in inputs())
+    out, lse = flash3.attention(q, k, v, mask=described, return_lse=True, **options)
+    expected, _ = plain(q, k, v, seen)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    dout = torch.randn_like(out)
+    wanted = torch.autograd.grad(expected, (q, k, v), dout.double())
+    with torch.no_grad():
+        gradients = flash3.attention_backward(dout, q, k, v, out, lse, mask=described, **options)
+    for got, by_hand, gradient in zip(torch.autograd.grad(out, (q, k, v), dout), gradients, wanted):
+        torch.testing.assert_close(got, gradient.float(), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(by_hand, got)
+
+
+# ---- masks that calls make and keep ----
+
+@pytest.fixture
+def made(monkeypatch):
+    """The sizes of masks that are made, one after the other."""
+    asked, make = [], _mask_make.make
+
+    def counting(source, seq_q, seq_k, *others):
+        asked.append((seq_q, seq_k))
+        return make(source, seq_q, seq_k, *others)
+
+    monkeypatch.setattr(_mask_make, "make", counting)
+    return asked
+
+
+def test_a_source_is_made_once_for_each_size_and_band(made):
+    source = masks.band(window=(60, 60))
+    for seq_q, seq_k in ((150, 270), (150, 270), (100, 270), (150, 270)):
+        q, k, v = (x.requires_grad_() for x in inputs(seq_q, seq_k))
+        flash3.attention(q, k, v, mask=source).sum().backward()
+    assert made == [(150, 270), (100, 270)]
+    q, k, v = inputs()
+    out, lse = flash3.attention(q, k, v, mask=source, causal=True, return_lse=True)
+    flash3.attention_backward(out, q, k, v, out, lse, mask=source, causal=True)
+    assert flash3.supported(q, k, v, mask=source, causal=True) and len(made) == 3
+    assert len(_mask_kept._made[source][1]) == 3
+    for seq_q in range(1, 20):
+        flash3.attention(q[:, :seq_q], k, v, mask=source)
+    assert len(_mask_kept._made[source][1]) == _mask_kept._MOST
+    before = len(_mask_kept._made)
+    del source
+    gc.collect()
+    assert len(_mask_kept._made) == before - 1
+
+
+@pytest.mark.parametrize("change", (lambda source, x: x.logical_not_(), lambda source, x: setattr(source.dense, "data", source.dense.flip(2))),
+                         ids=("in place", "data"))
+def test_a_changed_tensor_makes_another_mask(made, change):
+    q, k, v = inputs(270, 270)
+    seen = torch.rand(270, 270) < 0.4
+    source = masks.dense(seen)
+    for changes in range(3):
+        before = source.to_dense()
+        for _ in range(2):
+            torch.testing.assert_close(flash3.attention(q, k, v, mask=source).double(), plain(q, k, v, before)[0], atol=1e-5, rtol=1e-5)
+        assert len(made) == changes + 1
+        change(source, seen)
+        assert not torch.equal(source.to_dense(), before)
+
+
+def test_what_torch_does_not_count_is_made_at_each_call(made):
+    with torch.inference_mode():
+        q, k, v = inputs(270, 270)
+        source = masks.dense(torch.rand(270, 270) < 0.4)
+        outs = [flash3.attention(q, k, v, mask=source) for _ in range(2)]
+    assert len(made) == 2 and torch.equal(*outs)
+
+
+def test_a_source_changes_its_device():
+    """All that it holds goes to the device of the calls."""
+    for source in (*(MASKS[name]()[0] for name in MASKS), masks.from_mask_mod(lambda b, h, i, j: (i * 7 + j) % 9 < 2, None, None, 150, 270, "cpu")):
+        moved = source.to("meta")
+        assert moved.device.type == "meta" and moved.shape == source.shape and source.device.type == "cpu"
+        assert all(x is None or x.device.type == "meta" for x in moved.tensors()) and source.to("cpu") is source
+    assert masks.band(causal=True).to("meta").device is None
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    """Made there of what lies on the CPU; on another stream another one, as the first one's memory is the first stream's."""
+    q, k, v = (x.requires_grad_() for x in inputs(device="cuda", dtype=torch.bfloat16))
+    source, seen = MASKS["documents"]()
+    seen = seen.cuda()
+    expected, _ = plain(q, k, v, seen)
+    dout = torch.randn_like(q)
+    wanted = torch.autograd.grad(expected, (q, k, v), dout.double())
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    for of in (torch.cuda.current_stream(), stream):
+        with torch.cuda.stream(of):
+            for _ in range(2):
+                out = flash3.attention(q, k, v, mask=source)
+                got = torch.autograd.grad(out, (q, k, v), dout)
+        torch.cuda.synchronize()
+        torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=2e-2)
+        for gradient, exact in zip(got, wanted):
+            torch.testing.assert_close(gradient.double(), exact.double(), atol=4e-2, rtol=4e-2)
+    assert len(_mask_kept._made[source][1]) == 2
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        with pytest.raises(NotImplementedError, match="mask is a MaskSource and a CUDA graph is being captured"):
+            flash3.attention(q, k, v, mask=source)
+        with pytest.raises(NotImplementedError, match="max_blocks = None and a CUDA graph is being captured"):
+            source.make(device="cuda")
+        captured = flash3.attention(q, k, v, mask=source.make(device="cuda", max_blocks=0))
+    graph.replay()
+    torch.testing.assert_close(captured, out)
 
 
 @pytest.mark.parametrize("change, message", [
@@ -120,7 +248,7 @@ def test_band_of_the_call_is_none_or_the_masks():
 ])
 def test_what_is_no_mask_of_the_call(change, message):
     q, k, v = inputs()
-    mask = change(masks.dense(torch.rand(150, 270) < 0.5))
+    mask = change(masks.dense(torch.rand(150, 270) < 0.5).make())
     with pytest.raises(ValueError) as error:
         flash3.attention(q, k, v, mask=mask)
     assert message in str(error.value)
@@ -128,20 +256,29 @@ def test_what_is_no_mask_of_the_call(change, message):
 
 def test_errors():
     q, k, v = inputs()
-    with pytest.raises(TypeError, match="mask is a Tensor but it must be a flash3.Mask"):
-        flash3.attention(q, k, v, mask=torch.ones(150, 270))
-    with pytest.raises(NotImplementedError, match="mask is given and seqused_k is given"):
-        flash3.attention(q, k, v, mask=masks.dense(torch.ones(150, 270)[None].bool()), seqused_k=torch.tensor([3, 4], dtype=torch.int32))
-    with pytest.raises(NotImplementedError, match="masks and calls with them are for torch tensors"):
-        flash3.attention(*(x.numpy() for x in (q, k, v)), mask=masks.dense(torch.ones(150, 270).bool()))
-    with pytest.raises(TypeError, match="ranges.dtype = int64 but it must be int32"):
-        masks.ranges(torch.zeros(2, 150, dtype=torch.int64), 270)
-    with pytest.raises(ValueError, match=r"ranges.shape\[2\] = 3 but it must be 2 \* n, with n from 1 to 8"):
-        masks.ranges(torch.zeros(3, 150, dtype=torch.int32), 270)
-    with pytest.raises(ValueError, match="block_rows = 12 but it must be a positive multiple of 8"):
-        masks.blocks(torch.zeros(13, dtype=torch.int32), torch.zeros(13, 1, dtype=torch.int32), 150, 270, 12)
-    with pytest.raises(TypeError, match="dense is a list but it must be a torch tensor"):
-        masks.dense([[True]])
+    source = masks.dense(torch.ones(150, 270).bool())
+    cu_seqlens = torch.tensor([0, 150], dtype=torch.int32)
+    for error, message, call in (
+            (TypeError, "mask is a Tensor but it must be a flash3.Mask, or what flash3.masks returns",
+             lambda: flash3.attention(q, k, v, mask=torch.ones(150, 270))),
+            (NotImplementedError, "mask is given and seqused_k is given",
+             lambda: flash3.attention(q, k, v, mask=source, seqused_k=torch.tensor([3, 4], dtype=torch.int32))),
+            (NotImplementedError, "mask is given and cu_seqlens_q is given",
+             lambda: flash3.attention(q[0], k[0], v[0], mask=source, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)),
+            (NotImplementedError, "masks and calls with them are for torch tensors",
+             lambda: flash3.attention(*(x.numpy() for x in (q, k, v)), mask=source)),
+            (TypeError, "mask is a MaskSource but it must be a flash3.Mask, as make() of what flash3.masks returns gives it",
+             lambda: flash3.explain(*(x.numpy() for x in (q, k, v)), mask=source)),
+            (ValueError, "q.ndim = 3 but it must be 4, [batch, seq, heads, dim]", lambda: flash3.attention(q[0], k, v, mask=source)),
+            (TypeError, "k is a ndarray but it must be a torch tensor", lambda: flash3.attention(q, k.numpy(), v, mask=source)),
+            (ValueError, "seq_q = 150 but the mask's seq_q = 149", lambda: flash3.attention(q, k, v, mask=masks.dense(torch.ones(149, 270).bool()))),
+            (ValueError, "mask.batch = 3 but q.shape[0] = 2",
+             lambda: flash3.attention(q, k, v, mask=masks.dense(torch.ones(3, 1, 150, 270).bool()))),
+            (ValueError, "chunk = -3 but it must be at least 0", lambda: flash3.attention(q, k, v, mask=source, chunk=-3)),
+            (ValueError, "seq_q of the mask is not known", lambda: masks.band(causal=True).make()),
+            (ValueError, "seq_k of the mask is not known", lambda: masks.band(causal=True).make(150))):
+        with pytest.raises(error, match=re.escape(message)):
+            call()
 
 
 def test_sharded_tensors_take_none():
@@ -157,25 +294,39 @@ def test_sharded_tensors_take_none():
 
 def test_questions():
     q, k, v = inputs()
-    mask = masks.documents(torch.zeros(270, dtype=torch.int32), 150)
-    assert flash3.supported(q, k, v, mask=mask) and flash3.supported(q, k, v, mask=mask, backward=True)
-    assert not flash3.supported(q[:, :-1], k, v, mask=mask)
-    assert "what its mask lists" in flash3.explain(q, k, v, mask=mask)
+    source = masks.documents(torch.zeros(270, dtype=torch.int32), seq_q=150)
+    for mask in (source, source.make()):
+        assert flash3.supported(q, k, v, mask=mask) and flash3.supported(q, k, v, mask=mask, backward=True)
+        assert not flash3.supported(q[:, :-1], k, v, mask=mask)
+        assert "what its mask lists" in flash3.explain(q, k, v, mask=mask)
+
+
+def test_a_capture_is_refused(monkeypatch):
+    """What the GPU's test sees, without one."""
+    q, k, v = inputs()
+    source = masks.dense(torch.rand(150, 270) < 0.3)
+    monkeypatch.setattr(_mask_make, "_is_capturing", lambda device: True)
+    with pytest.raises(NotImplementedError, match="mask is a MaskSource and a CUDA graph is being captured"):
+        flash3.attention(q, k, v, mask=source)
+    with pytest.raises(NotImplementedError, match="max_blocks = None and a CUDA graph is being captured"):
+        source.make()
+    flash3.attention(q, k, v, mask=source.make(max_blocks=0))
 
 
 def test_compiled():
     q, k, v = (x.requires_grad_() for x in inputs())
-    mask, seen = of_dense(torch.rand(2, 4, 150, 270) < 0.3)
-    compiled = torch.compile(lambda q, k, v: flash3.attention(q, k, v, mask=mask), backend="aot_eager", fullgraph=True)
-    out = compiled(q, k, v)
-    torch.testing.assert_close(out, flash3.attention(q, k, v, mask=mask))
-    out.sum().backward()
-    assert q.grad.isfinite().all()
+    source = masks.dense(torch.rand(2, 4, 150, 270) < 0.3)
+    for mask in (source.make(), source):  # a source is made outside of the graph
+        compiled = torch.compile(lambda q, k, v: flash3.attention(q, k, v, mask=mask), backend="aot_eager", fullgraph=mask is not source)
+        out = compiled(q, k, v)
+        torch.testing.assert_close(out, flash3.attention(q, k, v, mask=mask))
+        got = torch.autograd.grad(out.sum(), (q, k, v))
+        torch.testing.assert_close(got, torch.autograd.grad(flash3.attention(q, k, v, mask=mask).sum(), (q, k, v)))
 
 
 def test_operators():
     q, k, v = inputs()
-    mask, _ = of_dense(torch.rand(150, 270) < 0.3)
+    mask = masks.dense(torch.rand(150, 270) < 0.3).make()
     out, lse = flash3.attention(q, k, v, mask=mask, return_lse=True)
     given_out, given_lse = torch.empty_like(out), torch.empty_like(lse)
     torch.ops.flash3.forward_out(q, k, v, given_out, given_lse, mask=mask.data, mask_fields=mask.fields)

@@ -34,7 +34,7 @@ def _schedule(named, name, value):
 
 
 def _mask(named, name, value):
-    check_mask(value)
+    check_mask(value, "a flash3.Mask, or what flash3.masks returns")
     if not isinstance(value.data, torch.Tensor):
         raise TypeError(f"mask.data is a {type(value.data).__name__} but it must be a torch tensor, as q is")
     named["mask"], named["mask_fields"] = value.data, value.fields

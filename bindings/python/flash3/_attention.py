@@ -22,9 +22,9 @@ else:
     torch = _torch = None
 _eager = getattr(_torch, "eager", None)
 if _torch is None:
-    _overrides = None
+    _overrides = _mask_make = None
 else:
-    from . import _overrides
+    from . import _mask_make, _overrides
 
 
 def _is_torch(x):
@@ -93,8 +93,9 @@ def attention(q, k, v, **options):
 
         max_logits: float32, [heads_q] or of the shape of lse, of the caller: the call writes the largest scaled and capped score of each
             head, or each row; -inf for none. On a GPU of 16-bit k and v. Results may then differ in their last bits. No gradients.
-        mask: a Mask of flash3.masks, of this call's sizes: query i sees what it lists. The band (causal, window, chunk) is none, or the one
-            that the mask was made with. For torch tensors; neither with cu_seqlens, seqused, qv nor compute, nor, on a GPU, with FP8.
+        mask: what a function of flash3.masks returns: query i sees what that and the band (causal, window, chunk) let it see. It is
+            made for this call's sizes and device once, and kept. Or a Mask, made for this call's sizes; the band is then none, or the one
+            that the mask was made with. For torch tensors; neither with cu_seqlens, seqused, qv nor compute, nor on a GPU with FP8.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
             torch's scaled_dot_product_attention and JAX mean them.
 
@@ -117,6 +118,7 @@ def attention(q, k, v, **options):
             return result
     with_lse = options.pop("return_lse", False)
     if _is_torch(q):
+        options = _mask_make.with_mask_made(q, k, options)
         out, lse = _torch.attention(q, k, v, options, with_lse)
         return (out, lse) if with_lse else out
     options = given_options("attention", options)
@@ -158,6 +160,7 @@ def attention_backward(dout, q, k, v, out, lse, **options):
         Gradients with the shapes and dtypes of q, k, v and sink.
     """
     if _is_torch(q):
+        options = _mask_make.with_mask_made(q, k, options)
         return Gradients(*_torch.attention_backward(dout, q, k, v, out, lse, options))
     options = given_options("attention_backward", options)
     _refuse_mask(options)
@@ -192,7 +195,7 @@ def _question(ask_forward, ask_backward, q, k, v, backward, options):
     q, k, v = (_as_computed(x) for x in (q, k, v))
     about_q, about_k, about_v = describe("q", q), describe("k", k), describe("v", v)
     _check_dims("q", about_q), _check_dims("v", about_v)
-    options = dict(options)
+    options = dict(options) if _mask_make is None else dict(_mask_make.with_mask_made(q, k, options))
     deterministic = options.pop("deterministic", False)
     options.pop("return_lse", None)
     dtype = _dtype_of_out(about_q.dtype, options.pop("out_dtype", None))

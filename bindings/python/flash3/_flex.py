@@ -6,9 +6,9 @@ import torch
 from torch.nn.attention import flex_attention as _torch_flex
 
 from . import _attention
-from ._mask_kept import kept
+from ._mask_kept import kept, parts_of
+from ._mask_make import kept_on
 from ._mask_mods import from_block_mask
-from ._mask_sources import MaskSource
 from ._sdpa import say_once
 from ._torch import autocast
 
@@ -71,13 +71,8 @@ def made_of(block_mask, query, key):
         return None
     _check_block_mask(query, key, block_mask)
     batch, heads = query.shape[:2]
-    return kept(block_mask, (batch, heads), lambda: made(from_block_mask(block_mask, batch, heads), query, key))
-
-
-@torch.compiler.disable
-def made(source, query, key):
-    """The mask of a MaskSource, for calls with these tensors."""
-    return source.make(query.shape[2], key.shape[2], device=query.device)
+    return kept(block_mask, parts_of(block_mask), (batch, heads, kept_on(query.device, "block_mask", block_mask)),
+                lambda: from_block_mask(block_mask, batch, heads).make(query.shape[2], key.shape[2]))
 
 
 def attend(query, key, value, mask, scale, return_lse):
@@ -102,8 +97,7 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         block_mask: None; torch's BlockMask; or a mask of flash3.masks, made or not. What flash3 makes of a BlockMask
             (flash3.masks.from_block_mask) is kept with it, and made again where its tensors, its mask_mod or tensors that this
             reaches have changed; at each call where the mask_mod reaches objects in which a change is not seen, as an instance
-            of a class. A MaskSource is made at each call. To make one is not for torch.compile(fullgraph=True): give it a mask
-            that is made.
+            of a class. To make one is not for torch.compile(fullgraph=True): give it a mask that is made.
         scale: what scores are multiplied by; None: 1/sqrt(dim).
         enable_gqa: query may have a multiple of key's heads.
         return_lse: return (out, lse); torch prefers return_aux.
@@ -129,11 +123,7 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         named = {} if return_aux is None else {"return_aux": return_aux}
         return _torch_flex.flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **named)
     _check_tensors(query, key, value, block_mask, enable_gqa)
-    mask = block_mask
-    if isinstance(block_mask, _torch_flex.BlockMask):
-        mask = made_of(block_mask, query, key)
-    elif isinstance(block_mask, MaskSource):
-        mask = made(block_mask, query, key)
+    mask = made_of(block_mask, query, key) if isinstance(block_mask, _torch_flex.BlockMask) else block_mask
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)
     if key.shape[0] != query.shape[0]:

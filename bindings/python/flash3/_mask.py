@@ -6,7 +6,7 @@ from . import _fields
 
 
 class Mask(NamedTuple):
-    """A mask as data, for mask= of attention() and attention_backward(); flash3.masks makes it.
+    """A mask as data, for mask= of attention() and attention_backward(); make() of what flash3.masks returns gives it.
 
     It is a plain value: the memory, and what tells a call whether it is one for it. One of another device or other sizes is refused.
     The memory must stay as it is while calls read it.
@@ -31,9 +31,9 @@ class Mask(NamedTuple):
         return list(self[1:])
 
 
-def check_mask(mask):
+def check_mask(mask, rule="a flash3.Mask, as make() of what flash3.masks returns gives it"):
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask is a {type(mask).__name__} but it must be a flash3.Mask, as flash3.masks makes it")
+        raise TypeError(f"mask is a {type(mask).__name__} but it must be {rule}")
     return mask
 
 

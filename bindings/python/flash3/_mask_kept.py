@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks made of a BlockMask, kept for as long as it lives and all that it depends on stays as it is."""
+"""Masks that are kept for as long as what they were made of lives, and all that they depend on stays as it is."""
 import functools
 import inspect
 import types
 import weakref
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _PACKAGES = {"torch", "math", "builtins", "operator", "functools"}  # whose modules, classes and functions stay as they are
-_made = weakref.WeakKeyDictionary()  # BlockMask: (what it depended on, {for how many sequences and heads: mask})
+_MOST = 8  # masks of one owner, as for calls of other sizes; the one that was used longest ago goes first
+_made = WeakIdKeyDictionary()  # owner: (what its masks depended on, {what tells them apart: mask})
 
 
 class _Unknown(Exception):
@@ -52,7 +54,7 @@ def _state(x, seen):
     if isinstance(x, torch.Tensor):
         if type(x) is not torch.Tensor or x.is_inference():
             raise _Unknown
-        return _Same(x), x._version
+        return _Same(x), x._version, x.data_ptr()  # x.data = y leaves the version as it is
     if isinstance(x, _CONSTANTS):
         return type(x), x
     if _is_fixed(x):
@@ -72,22 +74,30 @@ def _state(x, seen):
     raise _Unknown
 
 
-def _depends_on(block_mask):
-    """A state to compare; None: there is none, as the mask_mod reaches what may change unseen, as an object of one's own."""
-    tensors = tuple(getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"))
+def _state_of(parts):
+    """A state to compare; None: there is none, as they reach what may change unseen, such as an object of one's own."""
     try:
-        return _state((tensors, tuple(block_mask.seq_lengths), tuple(block_mask.BLOCK_SIZE), block_mask.mask_mod), set())
+        return _state(parts, set())
     except (_Unknown, ValueError):  # a cell without a value is a ValueError
         return None
 
 
-def kept(block_mask, key, make):
-    """make(), or what it gave for the same BlockMask and key, as long as nothing that it depends on has changed."""
-    state = _depends_on(block_mask)
+def parts_of(block_mask):
+    """What the mask of a BlockMask depends on."""
+    tensors = tuple(getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"))
+    return tensors, tuple(block_mask.seq_lengths), tuple(block_mask.BLOCK_SIZE), block_mask.mask_mod
+
+
+def kept(owner, parts, key, make):
+    """make(), or what it gave for the same owner and key, as long as nothing has changed in parts, a tuple of what it depends on."""
+    state = _state_of(parts)
     if state is None:
         return make()
-    if (found := _made.get(block_mask)) is None or found[0] != state:
-        _made[block_mask] = found = state, {}
-    if key not in found[1]:
-        found[1][key] = make()
-    return found[1][key]
+    if (found := _made.get(owner)) is None or found[0] != state:
+        _made[owner] = found = state, {}
+    masks = found[1]
+    made = masks.pop(key, None)  # another thread may do all of this too
+    masks[key] = made = make() if made is None else made  # the newest is the last one
+    if len(masks) > _MOST:
+        masks.pop(next(iter(masks)), None)
+    return made

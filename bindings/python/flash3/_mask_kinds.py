@@ -22,6 +22,12 @@ def check_dims(name, tensor, what, *dims):
         raise ValueError(f"{name}.ndim = {tensor.dim()} but it must be {' or '.join(map(str, dims))}, {what}")
 
 
+def _leading(name, tensor, what, most):
+    """tensor with dimensions of size 1 in front of what is given, for all sequences or all heads."""
+    check_dims(name, tensor, what, *range(most - 2, most + 1))
+    return tensor[(None,) * (most - tensor.dim())]
+
+
 def integers(name, x, device=None):
     """x, a tensor of integers or what torch.tensor takes, as a tensor of int64."""
     x = x if isinstance(x, torch.Tensor) else torch.tensor(x, device=device, dtype=None if len(x) else torch.int64)
@@ -72,7 +78,8 @@ def _ids(ids, lengths, seq, device):
     return ids
 
 
-def documents(ids=None, *, lengths=None, seq_q=None, seq_k=None, causal=False, window=None, chunk=0, device=None):
+def documents(ids=None, *, lengths=None, seq_q=None, seq_k=None, causal=False, window=None, chunk=0,
+              mask_alignment="bottom_right", device=None):
     """Packed documents: a query sees the keys of its own one.
 
     Args:
@@ -83,7 +90,7 @@ def documents(ids=None, *, lengths=None, seq_q=None, seq_k=None, causal=False, w
             last one are a document of their own.
         seq_q: queries; None: as many as keys.
         seq_k: keys; None: as many as ids has, or the most that lengths add up to, which is then read from their device.
-        causal, window, chunk: as in flash3.attention, within a document. Chunks are those of the sequence.
+        causal, window, chunk, mask_alignment: as in flash3.attention, within a document. Chunks are those of the sequence.
         device: where lengths or ids that are no tensors go; None: torch's default.
 
     Raises:
@@ -95,7 +102,7 @@ def documents(ids=None, *, lengths=None, seq_q=None, seq_k=None, causal=False, w
     seq_k = ids.shape[1]
     if given is None or given.dtype == torch.int64:  # numbers of 64 bits: those of the runs mean the same
         ids = _mask_ranges.runs(ids)[2]
-    return MaskSource("documents", documents=ids.to(torch.int32).contiguous(), band=Band.of(causal, window, chunk),
+    return MaskSource("documents", documents=ids.to(torch.int32).contiguous(), band=Band.of(causal, window, chunk, mask_alignment),
                       seq_q=seq_k if seq_q is None else size_of("seq_q", seq_q), seq_k=seq_k)
 
 
@@ -150,7 +157,7 @@ def ranges(tensor, *, seq_k=None, causal=False, window=None, chunk=0, mask_align
     """Ranges of keys, of which a query sees the union.
 
     Args:
-        tensor: [1 or batch, 1 or heads_q, 2 * n, seq_q] integers, n from 1 to 8: query i sees key j if row 2r, column i holds at most j and
+        tensor: [1 or batch, 1 or heads_q, 2 * n, seq_q] integers, n from 1 to 8; batch and heads may be left out. Query i sees key j if row 2r, column i holds at most j and
             row 2r + 1 holds more than j for any r. Any integers may be there; what is no key is cut off.
         seq_k: keys; None: what the call has.
         causal, window, chunk, mask_alignment: as in flash3.attention, and with the ranges.
@@ -159,8 +166,7 @@ def ranges(tensor, *, seq_k=None, causal=False, window=None, chunk=0, mask_align
         TypeError: the tensor is not one of integers.
         ValueError: a shape breaks a rule.
     """
-    tensor = integers("ranges", tensor)
-    check_dims("ranges", tensor, "[1 or batch, 1 or heads_q, 2 * n, seq_q]", 4)
+    tensor = _leading("ranges", integers("ranges", tensor), "[1 or batch, 1 or heads_q, 2 * n, seq_q]", 4)
     if tensor.shape[2] < 2 or tensor.shape[2] % 2 or tensor.shape[2] > 2 * _mask_ranges.MOST:
         raise ValueError(f"ranges.shape[2] = {tensor.shape[2]} but it must be 2 * n, with n from 1 to {_mask_ranges.MOST}")
     return MaskSource("ranges", ranges=int32(tensor).contiguous(), band=Band.of(causal, window, chunk, mask_alignment), seq_q=tensor.shape[3],
@@ -178,8 +184,8 @@ def blocks(counts, indices=None, block_rows=128, block_keys=128, *, seq_q=None, 
     """Blocks of block_rows queries by block_keys keys that are seen whole, as block-sparse attention for video and long contexts picks them.
 
     Args:
-        counts: [1 or batch, 1 or heads_q, ceil(seq_q / block_rows)] integers: how many blocks of keys each block of queries sees. Or, without
-            indices, a bool tensor with a fourth dimension, ceil(seq_k / block_keys): which ones.
+        counts: [1 or batch, 1 or heads_q, ceil(seq_q / block_rows)] integers: how many blocks of keys each block of queries sees; batch and
+            heads may be left out, of both tensors alike. Or, without indices, a bool tensor with a fourth dimension, ceil(seq_k / block_keys): which ones.
         indices: the same and a fourth dimension: which ones, in any order. What comes after the count is not read; a number that is no
             block is passed over, a count above the dimension is cut to it, and one below 0 counts as 0.
         block_rows, block_keys: positive multiples of 8.
@@ -194,13 +200,12 @@ def blocks(counts, indices=None, block_rows=128, block_keys=128, *, seq_q=None, 
     if indices is None:
         if not isinstance(counts, torch.Tensor) or counts.dtype != torch.bool:
             raise TypeError("indices is None, and then counts must be a bool tensor of the blocks that are seen")
-        check_dims("counts", counts, "[1 or batch, 1 or heads_q, blocks of queries, blocks of keys]", 4)
+        counts = _leading("counts", counts, "[1 or batch, 1 or heads_q, blocks of queries, blocks of keys]", 4)
         if seq_k is not None and counts.shape[3] != -(-seq_k // block_keys):
             raise ValueError(f"counts.shape[3] = {counts.shape[3]} but ceil(seq_k / block_keys) = {-(-seq_k // block_keys)}; they must be the same")
         counts, indices = counts.sum(-1), (~counts).to(torch.uint8).argsort(dim=-1, stable=True)
-    counts, indices = integers("counts", counts), integers("indices", indices)
-    check_dims("counts", counts, "[1 or batch, 1 or heads_q, blocks of queries]", 3)
-    check_dims("indices", indices, "[1 or batch, 1 or heads_q, blocks of queries, most]", 4)
+    counts = _leading("counts", integers("counts", counts), "[1 or batch, 1 or heads_q, blocks of queries]", 3)
+    indices = _leading("indices", integers("indices", indices), "[1 or batch, 1 or heads_q, blocks of queries, most]", 4)
     for d in range(3):
         if counts.shape[d] != indices.shape[d]:
             raise ValueError(f"indices.shape[{d}] = {indices.shape[d]} but counts.shape[{d}] = {counts.shape[d]}; they must be the same")
@@ -212,10 +217,10 @@ def blocks(counts, indices=None, block_rows=128, block_keys=128, *, seq_q=None, 
 
 
 def dense(mask, *, causal=False, window=None, chunk=0, mask_alignment="bottom_right"):
-    """Any mask, one element for each pair, which is read once.
+    """Any mask, one element for each pair. The tensor is not copied: it is read when a mask is made of this.
 
     Args:
-        mask: [seq_q, seq_k] or [1 or batch, 1 or heads_q, seq_q, seq_k], bool or uint8; True, or not 0: seen.
+        mask: [1 or batch, 1 or heads_q, seq_q, seq_k], bool or uint8; batch and heads may be left out. True, or not 0: seen.
         causal, window, chunk, mask_alignment: as in flash3.attention, and with the mask.
 
     Raises:
@@ -225,9 +230,9 @@ def dense(mask, *, causal=False, window=None, chunk=0, mask_alignment="bottom_ri
     if not isinstance(mask, torch.Tensor) or mask.dtype not in (torch.bool, torch.uint8):
         what = str(mask.dtype).removeprefix("torch.") if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise TypeError(f"mask is of {what} but it must be a tensor of bool or uint8")
-    check_dims("mask", mask, "[seq_q, seq_k] or [1 or batch, 1 or heads_q, seq_q, seq_k]", 2, 4)
-    mask = mask[None, None] if mask.dim() == 2 else mask
-    return MaskSource("dense", dense=mask.contiguous().view(torch.uint8), band=Band.of(causal, window, chunk, mask_alignment),
+    mask = _leading("mask", mask, "[1 or batch, 1 or heads_q, seq_q, seq_k]", 4)
+    mask = mask if mask.stride(3) == 1 else mask.contiguous()
+    return MaskSource("dense", dense=mask.view(torch.uint8), band=Band.of(causal, window, chunk, mask_alignment),
                       seq_q=mask.shape[2], seq_k=mask.shape[3])
 
 

@@ -9,6 +9,7 @@ from . import _mask_ranges, _mask_rows
 from ._options import int64_of, number_of_word, window_sides
 
 KINDS = ("ranges", "documents", "dense", "blocks", "bits", "band")
+_TENSORS = ("ranges", "documents", "dense")  # kinds that are one tensor
 _RANGES_ALONE = ("ranges", "documents", "band")  # kinds that are ranges of keys, whatever they hold
 
 
@@ -57,9 +58,11 @@ class Band(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MaskSource:
-    """Which keys each query sees, as data, before flash3 makes a mask of it; the functions of flash3.masks return one.
+    """Which keys each query sees, as data; the functions of flash3.masks return one, and mask= of flash3.attention takes it.
 
-    A query sees a key if the source and the band let it. Sources combine: ``a & b`` lets a query see what both let it see, ``a | b`` what
+    A call makes the mask for its own sizes, device and stream, and keeps it with this: at most 8, while tensors that this holds are
+    unchanged; no CUDA graph may hold those. Where torch does not count their changes, as those made in torch.inference_mode(), each call makes it anew; make() makes one
+    for the caller to keep. A query sees a key if the source and the band let it. Sources combine: ``a & b`` lets a query see what both let it see, ``a | b`` what
     either does, ``~a`` what a hides. What ranges of keys can say, at most 8 for each query, stays ranges, which take 8 bytes each. Any other
     result is found in parts of 32 Mi pairs, with numbers read from the device for each, and becomes ranges if it can, otherwise
     blocks of 128 x 128 with 2 KiB for each that is neither hidden nor full: at most seq_q * seq_k / 8 bytes a head.
@@ -119,8 +122,8 @@ class MaskSource:
         if self.kind == "blocks" and self.seq_q is not None and self.block_counts.shape[2] != (needed := -(-self.seq_q // self.block_rows)):
             raise ValueError(f"counts.shape[2] = {self.block_counts.shape[2]} but ceil(seq_q / block_rows) = {needed}; they must be the same")
 
-    def _known(self):
-        for name in ("seq_q", "seq_k"):
+    def _known(self, *names):
+        for name in names or ("seq_q", "seq_k"):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} of the mask is not known; sized(seq_q, seq_k) says for which calls it is")
         return self
@@ -188,7 +191,7 @@ class MaskSource:
         Raises:
             ValueError: the mask is for other sizes, or does not know them.
         """
-        me = self.sized(self._known().seq_q if seq_q is None else seq_q, self._known().seq_k if seq_k is None else seq_k)
+        me = self.sized(self._known("seq_q").seq_q if seq_q is None else seq_q, self._known("seq_k").seq_k if seq_k is None else seq_k)
         shape = tuple(own if size is None else size for own, size in zip(self.shape, (batch, heads)))
         for name, size, own in zip(("batch", "heads"), shape, self.shape):
             if own not in (1, size):
@@ -198,37 +201,52 @@ class MaskSource:
             out[b, h, i] = me._rows(b, h, i)
         return out.expand(*shape, me.seq_q, me.seq_k)
 
+    def tensors(self):
+        """What it holds, in the order of flash3/mask.h, and then of bits."""
+        return self.ranges, self.documents, self.dense, self.block_counts, self.block_indices, *(self.bits or (None, None))
+
+    def to(self, device):
+        """The same with its tensors on a device, as torch.Tensor.to() brings them there."""
+        device = torch.device(device)
+        if self.device in (None, device):
+            return self
+        moved = {name: x.to(device) for name in (*_TENSORS, "block_counts", "block_indices") if (x := getattr(self, name)) is not None}
+        return dataclasses.replace(self, bits=self.bits and _mask_rows.Bits(*(x.to(device) for x in self.bits)), **moved)
+
     def arguments(self):
-        """What a mask is made from, by the names of flash3/mask.h: the source's tensors, the sizes of blocks, and the band as
-        flash3.attention takes it. Bits become a dense mask here, of one byte for each pair."""
-        left, right = (None if side < 0 else side for side in self.band[:2])
-        named = {"window": (left, right), "chunk": self.band.chunk, "mask_alignment": "top_left" if self.band.top_left else "bottom_right"}
+        """What a mask is made from: the tensors of flash3/mask.h, None for those that are not given, and the others by their names. Bits
+        become a dense mask here, of one byte for each pair."""
+        named = {"window_left": self.band.left, "window_right": self.band.right, "chunk": self.band.chunk,
+                 "mask_alignment": int(self.band.top_left)}
         if self.kind == "blocks":
-            return {"block_counts": self.block_counts, "block_indices": self.block_indices, "block_rows": self.block_rows,
-                    "block_keys": self.block_keys, **named}
-        if self.kind == "bits":
-            return {"dense": dataclasses.replace(self, band=Band()).to_dense().view(torch.uint8), **named}
-        return named if self.kind == "band" else {self.kind: self._tensor, **named}
+            named |= {"block_rows": self.block_rows, "block_keys": self.block_keys}
+        dense = self.dense if self.bits is None else dataclasses.replace(self, band=Band()).to_dense().view(torch.uint8)
+        return (self.ranges, self.documents, dense, self.block_counts, self.block_indices), named
 
     def make(self, seq_q=None, seq_k=None, *, device=None, max_blocks=None, max_partial_blocks=None):
-        """The mask, for mask= of flash3.attention.
+        """The mask, for mask= of any number of calls.
+
+        Its lists are of blocks of 128 queries by 128 keys: 16 bytes for each block of which something is seen, and 2 KiB for each
+        whose pairs neither all are seen nor follow one range of keys for each query. How many there are is known only when they are
+        made: this makes the lists twice, the first time to count, and waits for the count. With max_blocks it waits for nothing;
+        a mask that needs more room than that is empty, and no query sees any key (flash3.masks.needs says what it takes).
 
         Args:
             seq_q, seq_k: of the calls; None: as this knows them.
-            device: of a band's mask; None: torch's default. Any other mask is where its tensors are.
-            max_blocks, max_partial_blocks: room, as in flash3.masks; None: as many as there are, which is waited for.
+            device: of the calls; None: where its tensors are, or torch's default for a band.
+            max_blocks: room for so many blocks; 0: for the most that there can be. None: for as many as there are.
+            max_partial_blocks: with max_blocks, room for those of 2 KiB; None or 0: for the most that there can be.
 
         Returns:
-            A flash3.Mask. Raises what flash3.attention raises.
+            A flash3.Mask.
+
+        Raises:
+            ValueError: sizes are not those of the mask, or not known; or max_partial_blocks is given without max_blocks.
+            NotImplementedError: without max_blocks, while a CUDA graph is captured.
         """
-        from . import masks
-        me = self.sized(self._known().seq_q if seq_q is None else seq_q, self._known().seq_k if seq_k is None else seq_k)
-        given = me.arguments()
-        sizes = {"batch": self.shape[0], "heads_q": self.shape[1], "seq_q": me.seq_q, "seq_k": me.seq_k}
-        sizes |= {name: given.pop(name) for name in ("block_rows", "block_keys") if name in given}
-        tensors = {name: given.pop(name) for name in list(given) if isinstance(given[name], torch.Tensor)}
-        like = next(iter(tensors.values())) if tensors else torch.empty(0, device=device)
-        return masks._made(like, tensors, sizes, **given, max_blocks=max_blocks, max_partial_blocks=max_partial_blocks)
+        from ._mask_make import make
+        return make(self, self._known("seq_q").seq_q if seq_q is None else seq_q, self._known("seq_k").seq_k if seq_k is None else seq_k,
+                    device, max_blocks, max_partial_blocks)
 
     # ---- operators ----
 
@@ -265,7 +283,8 @@ class MaskSource:
         ranges = self.as_ranges()
         if ranges is not None and (made := _of_ranges(_mask_ranges.complement(ranges, self.seq_k), self.seq_q, self.seq_k)) is not None:
             return made
-        return of_rows(lambda b, h, i: ~self._rows(b, h, i), *self.shape, self.seq_q, self.seq_k, self._on(None))
+        me = dataclasses.replace(self)  # ranges that _rows() finds are kept for this time alone
+        return of_rows(lambda b, h, i: ~me._rows(b, h, i), *self.shape, self.seq_q, self.seq_k, self._on(None))
 
     def draw(self, path=None, *, batch=0, head=0, block=None):
         """A picture of the mask: blocks of queries, from top to bottom, by keys, in SVG.
@@ -282,7 +301,7 @@ class MaskSource:
             ValueError: the mask does not know its sizes, or has no such head.
         """
         from ._mask_picture import picture
-        text = picture(self._known(), batch, head, block)
+        text = picture(dataclasses.replace(self._known()), batch, head, block)
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)

@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from . import _overrides
 from ._limits import WITH_GRADIENTS as _MOST
 from ._options import number_of
+from ._sdpa_mask import mask_of, why_not_mask, why_not_shape
 from ._torch import autocast, run_forward, why_not_kind
 
 _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -78,7 +79,7 @@ def _why_not_shapes(shape_q, shape_k, shape_v, enable_gqa):
     return None
 
 
-def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
+def _why_not(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     """Why torch must do this call; None: flash3 does it. What is wrong in itself goes to torch too, for its own error."""
     if not type(q) is type(k) is type(v) is torch.Tensor:
         reason = why_not_kind(type(q)) or why_not_kind(type(k)) or why_not_kind(type(v))
@@ -86,8 +87,8 @@ def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
             return reason
     if _is_chosen():
         return "torch was told which backends to use, by sdpa_kernel() or torch.backends.cuda"
-    if attn_mask is not None:
-        return "attn_mask is given"
+    if attn_mask is not None and (reason := why_not_mask(q, k, v, attn_mask, is_causal)) is not None:
+        return reason
     if dropout_p != 0.0:
         return "dropout_p is not 0"
     kind = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
@@ -113,14 +114,17 @@ def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
         return "scale is not greater than 0"
     if kind == "cuda" and not _is_hopper(device.index):
         return "the GPU is not of compute capability 9.0"
-    return None
+    return None if attn_mask is None else why_not_shape(q, k, attn_mask)
 
 
 def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """torch.nn.functional.scaled_dot_product_attention, computed by flash3 where it can be.
 
-    Arguments, shapes ([…, heads, seq, dim]) and meaning are torch's; is_causal is aligned to the top left corner. Calls with
-    attn_mask or dropout, and others that flash3 does not support, are left to torch, with one warning for each reason. So are calls for which
+    Arguments, shapes ([…, heads, seq, dim]) and meaning are torch's; is_causal is aligned to the top left corner. A bool attn_mask
+    becomes a mask of flash3 (flash3.masks), which is kept with the tensor until that, or what it is a view of, changes by torch's count (what is
+    written through x.data or numpy is not counted). A query that sees no key gets 0. Calls with an attn_mask of another dtype or with
+    dropout, with a bool one in what torch.compile or torch.func traces, and what else flash3 does not support, are left to torch,
+    with one warning for each reason. So are calls for which
     torch was told which backends to use, by torch.nn.attention.sdpa_kernel() or torch.backends.cuda.enable_flash_sdp() and its siblings,
     and those with tensors of a class that flash3 does not know. It knows DTensor, which may be sharded by batch and by heads.
 
@@ -131,7 +135,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     """
     if not (scale is None or isinstance(scale, (int, float))):
         scale = number_of("scale", scale)
-    reason = _why_not(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
+    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason is not None:
         _check_lengths(key, value)
         if not torch.compiler.is_compiling():
@@ -144,6 +148,9 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     arguments = {"heads_first": True}
+    if attn_mask is not None:
+        mask = mask_of(attn_mask, query, key)
+        arguments["mask"], arguments["mask_fields"] = mask.data, mask.fields
     if scale is not None:
         arguments["softmax_scale"] = scale
     if is_causal:

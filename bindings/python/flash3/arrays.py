@@ -45,7 +45,7 @@ Forward alone takes::
     fill_padding=False            rows of no token become 0, and -inf of lse; False: they stay as they are (of backward, too: 0)
     tree_mask=None                [batch, seq_q] int64, packed [total_q]: which drafts a query sees, as in
                                   flash3.attention_with_kv_cache
-    mask=None                     a flash3.Mask, of forward and backward
+    mask=None                     a flash3.Mask, made, of forward and backward
     schedule=None                 a Schedule that forward_schedule() has made for calls like this one; None: the call's own
     qv=None                       a second part of q, of out's shape, which meets v: scores are those of q and k plus those of qv and v
 """

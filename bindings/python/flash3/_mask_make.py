@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks are made here of what flash3.masks describes, and kept for calls of the same sizes, device and stream."""
+import torch
+
+from . import _torch
+from ._mask import Mask, check_mask
+from ._mask_kept import kept
+from ._mask_sources import Band, MaskSource
+
+_make = _torch.operators.mask_make.default
+_used = _torch.operators.mask_used.default
+_BAND = ("causal", "window", "chunk", "mask_alignment")
+
+
+def _run(operator, *arguments, **named):
+    try:
+        return operator(*arguments, **named)
+    except RuntimeError as error:
+        raise _torch.translated(error) from None
+
+
+def needs(mask):
+    """(blocks, partial blocks) that a Mask needs, after waiting for the stream: with less room than that it is empty."""
+    check_mask(mask)
+    return _run(_used, mask.data, mask.fields)
+
+
+def _is_capturing(device):
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def make(source, seq_q, seq_k, device, max_blocks=None, max_partial_blocks=None):
+    """The Mask of a MaskSource (MaskSource.make)."""
+    if max_blocks is None and max_partial_blocks is not None:
+        raise ValueError(f"max_partial_blocks = {max_partial_blocks} but max_blocks = None; it is a part of that")
+    source = source.sized(seq_q, seq_k)
+    device = torch.device(device or source.device or torch.empty(0).device)
+    if max_blocks is None and _is_capturing(device):
+        raise NotImplementedError("max_blocks = None and a CUDA graph is being captured; to count blocks waits for the device: make the mask "
+                                  "before, or give max_blocks")
+    tensors, named = source.to(device).arguments()
+    sizes = {"batch": source.shape[0], "heads_q": source.shape[1], "seq_q": source.seq_q, "seq_k": source.seq_k}
+    like = next((x for x in tensors if x is not None), None)
+    if like is None:
+        like = torch.empty(0, device=device)
+
+    def made(blocks, partial_blocks):
+        data, fields = _run(_make, like, *tensors, **named, **sizes, max_blocks=blocks, max_partial_blocks=partial_blocks)
+        return Mask(data, *fields)
+
+    if max_blocks is not None:
+        return made(max_blocks, max_partial_blocks or 0)
+    needed = needs(made(1, 1))
+    return made(*(max(n, 1) for n in needed))  # 0 stands for the most that there can be
+
+
+def kept_on(device, name, mask):
+    """What tells streams apart: a mask that a call keeps is read on the stream alone that made it, and there its memory is free for others
+    once it is no longer kept. So no CUDA graph may hold it."""
+    if _is_capturing(device):
+        raise NotImplementedError(f"{name} is a {type(mask).__name__} and a CUDA graph is being captured; give the call a flash3.Mask that you keep "
+                                  "as long as the graph, made before (flash3.masks, make())")
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _sizes_of(q, k, options):
+    """(seq_q, seq_k) of a call."""
+    _torch.check_companions("q", q, k=k)
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        if options.get(name) is not None:
+            raise NotImplementedError(f"mask is given and {name} is given; a mask is for sequences of one length")
+    for name, x in (("q", q), ("k", k)):
+        if x.dim() != 4:
+            raise ValueError(f"{name}.ndim = {x.dim()} but it must be 4, [batch, seq, heads, dim]")
+    return q.shape[1], k.shape[1]
+
+
+@torch.compiler.disable
+def _made(source, band, seq_q, seq_k, device):
+    def made():
+        both = source if band.is_none() else source.sized(seq_q, seq_k) & MaskSource("band", band=band)
+        return make(both, seq_q, seq_k, device)
+    return kept(source, source.tensors(), (band, seq_q, seq_k, device, kept_on(device, "mask", source)), made)
+
+
+def with_mask_made(q, k, options):
+    """The options of an attention() call with a Mask in place of a MaskSource, made for the call and of the call's band too."""
+    source = options.get("mask")
+    if not isinstance(source, MaskSource) or not isinstance(q, torch.Tensor):
+        return options
+    band = Band.of(**{name: options[name] for name in _BAND if name in options})
+    mask = _made(source, band, *_sizes_of(q, k, options), q.device)
+    return {**{name: x for name, x in options.items() if name not in _BAND}, "mask": mask}

@@ -40,7 +40,7 @@ breathe_projects = {}  # docs/build.sh says where it is
 breathe_default_project = "flash3"
 breathe_show_include = False
 breathe_show_define_initializer = True
-nitpick_ignore = [("cpp:identifier", name) for name in ("int32_t", "int64_t", "uint64_t", "size_t")]
+nitpick_ignore = [("cpp:identifier", name) for name in ("uint8_t", "int32_t", "int64_t", "uint64_t", "size_t")]
 
 # Python. Signatures and docstrings need neither torch nor the compiled library, nor what is written on torch alone.
 sys.path[:0] = [str(ROOT / "bindings/python"), str(ROOT / "bindings/dropin")]

@@ -286,7 +286,7 @@ def test_sharded_tensors_take_none():
         __module__, __qualname__ = "torch.distributed.tensor", "DTensor"
         device, dtype, requires_grad = torch.device("cpu"), torch.float32, False
     from flash3 import _torch
-    mask = masks.dense(torch.ones(150, 270).bool())
+    mask = masks.dense(torch.ones(150, 270).bool()).make()
     with pytest.raises(NotImplementedError, match="mask is given and q is a DTensor"):
         _torch.run_forward(DTensor(), None, None, {"mask": mask.data, "mask_fields": mask.fields})
     _torch.run_forward(*inputs(), {"mask": mask.data, "mask_fields": mask.fields})

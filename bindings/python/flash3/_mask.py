@@ -13,21 +13,21 @@ class Mask(NamedTuple):
     """
     data: object  #: uint8 [bytes], on the device of the calls
     key: int  #: says whether what follows belongs together
-    batch: int  #: sequences that have their own; 1: all share one
-    heads: int  #: query heads that have their own; 1: all share one
+    batch: int  #: sequences that have their own, 1 where all share one
+    heads: int  #: query heads that have their own, 1 where all share one
     seq_q: int  #: queries of a sequence
     seq_k: int  #: keys of a sequence
-    window_left: int  #: the band that it was made with: keys before i'; -1: all
-    window_right: int  #: keys after i'; -1: all
-    chunk: int  #: 0: none
-    mask_alignment: int  #: 0: bottom right; 1: top left
+    window_left: int  #: keys before i' of the band that it was made with, -1 for all
+    window_right: int  #: keys after i', -1 for all
+    chunk: int  #: 0 for none
+    mask_alignment: int  #: 0 for bottom right, 1 for top left
     ranges: int  #: ranges of keys that it holds of each query
     blocks: int  #: blocks of 128 x 128 that it has room for
     partial_blocks: int  #: those of them that it has room for a bit for each pair of
 
     @property
     def fields(self):
-        """All but data, as torch.ops.flash3 takes them: mask_fields."""
+        """All but data, as torch.ops.flash3 takes them in mask_fields."""
         return list(self[1:])
 
 

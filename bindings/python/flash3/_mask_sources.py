@@ -15,9 +15,9 @@ _RANGES_ALONE = ("ranges", "documents", "band")  # kinds that are ranges of keys
 
 class Band(NamedTuple):
     """causal, window, chunk and mask_alignment of flash3.attention; without arguments no bound."""
-    left: int = -1  #: keys before i'; negative: all
-    right: int = -1  #: keys after i'; negative: all; 0 of a causal mask
-    chunk: int = 0  #: 0: none
+    left: int = -1  #: keys before i', negative for all
+    right: int = -1  #: keys after i', negative for all, 0 of a causal mask
+    chunk: int = 0  #: 0 for none
     top_left: bool = False  #: i' = i, not i + seq_k - seq_q
 
     @classmethod
@@ -68,17 +68,17 @@ class MaskSource:
     blocks of 128 x 128 with 2 KiB for each that is neither hidden nor full: at most seq_q * seq_k / 8 bytes a head.
     """
     kind: str  #: "ranges", "documents", "dense", "blocks", "bits", or "band" for a band alone
-    ranges: torch.Tensor | None = None  #: [1 or batch, 1 or heads_q, 2 * n, seq_q] int32
-    documents: torch.Tensor | None = None  #: [1 or batch, seq_k] int32
-    dense: torch.Tensor | None = None  #: [1 or batch, 1 or heads_q, seq_q, seq_k] uint8; 0: hidden
-    block_counts: torch.Tensor | None = None  #: [1 or batch, 1 or heads_q, blocks of queries] int32
-    block_indices: torch.Tensor | None = None  #: the same and a fourth dimension, int32
+    ranges: object = None  #: [1 or batch, 1 or heads_q, 2 * n, seq_q] int32
+    documents: object = None  #: [1 or batch, seq_k] int32
+    dense: object = None  #: [1 or batch, 1 or heads_q, seq_q, seq_k] uint8, 0 where hidden
+    block_counts: object = None  #: [1 or batch, 1 or heads_q, blocks of queries] int32
+    block_indices: object = None  #: the same and a fourth dimension, int32
     block_rows: int = 0  #: queries of a block
     block_keys: int = 0  #: keys of a block
-    bits: _mask_rows.Bits | None = None  #: blocks of bits
-    band: Band = Band()  #: what else a query does not see
-    seq_q: int | None = None  #: queries; None: not known
-    seq_k: int | None = None  #: keys; None: not known
+    bits: object = None  #: blocks of bits
+    band: object = Band()  #: what else a query does not see
+    seq_q: object = None  #: queries, None where not known
+    seq_k: object = None  #: keys, None where not known
 
     def __repr__(self):
         batch, heads = self.shape
@@ -91,7 +91,7 @@ class MaskSource:
 
     @property
     def shape(self):
-        """(batch, heads) that have a mask of their own; 1: the same for all."""
+        """(batch, heads) that have a mask of their own, 1 where it is the same for all."""
         if self._tensor is None:
             return 1, 1
         return self._tensor.shape[0], 1 if self.kind == "documents" else self._tensor.shape[1]

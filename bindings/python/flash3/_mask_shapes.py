@@ -159,7 +159,7 @@ def tile_order(shape, tile, *, device=None):
         device: where the result is; None: torch's default.
 
     Returns:
-        [prod(shape)] int64: x[:, order] brings tokens in row-major order into that of tiles, and order.argsort() is the way back.
+        [prod(shape)] int64, with which x[:, order] brings tokens in row-major order into that of tiles, and order.argsort() is the way back.
 
     Raises:
         TypeError, ValueError: as tiles().
@@ -184,7 +184,7 @@ def tiles(shape, tile, window, *, text=0, device=None):
         device: where the mask is; None: torch's default.
 
     Returns:
-        A mask of prod(shape) + text queries and keys: blocks of a tile's tokens where their number is a multiple of 8, otherwise what looking
+        A mask of prod(shape) + text queries and keys. It is blocks of a tile's tokens where their number is a multiple of 8, otherwise what looking
         at every pair once makes.
 
     Raises:

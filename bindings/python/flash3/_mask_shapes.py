@@ -159,7 +159,8 @@ def tile_order(shape, tile, *, device=None):
         device: where the result is; None: torch's default.
 
     Returns:
-        [prod(shape)] int64, with which x[:, order] brings tokens in row-major order into that of tiles, and order.argsort() is the way back.
+        The order, an int64 tensor of as many numbers as tokens. Indexing with it brings tokens in row-major order into that of tiles, and
+        its argsort() is the way back.
 
     Raises:
         TypeError, ValueError: as tiles().

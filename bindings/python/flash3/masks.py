@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks as data: which keys each query sees.
+"""Masks as data: which keys each query sees. For example::
 
     source = flash3.masks.documents(lengths=[300, 500, 224], causal=True)
     for layer in layers:

@@ -58,8 +58,8 @@ def kept_on(device, name, mask):
     """What tells streams apart: a mask that a call keeps is read on the stream alone that made it, and there its memory is free for others
     once it is no longer kept. So no CUDA graph may hold it."""
     if _is_capturing(device):
-        raise NotImplementedError(f"{name} is a {type(mask).__name__} and a CUDA graph is being captured; give the call a flash3.Mask that you keep "
-                                  "as long as the graph, made before (flash3.masks, make())")
+        raise NotImplementedError(f"{name} is a {type(mask).__name__} and a CUDA graph is being captured; give the call a flash3.Mask "
+                                  "that you keep as long as the graph, made before (flash3.masks, make())")
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 

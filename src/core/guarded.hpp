@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What surrounds the body of every C function: nothing thrown gets past it, and every failure
-// leaves its sentence behind.
+// leaves its message (flash3_last_error).
 #pragma once
 
 #include <exception>

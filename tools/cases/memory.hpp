@@ -56,19 +56,11 @@ class HostMemory final : public Memory {
   void* stream() const override { return nullptr; }
 };
 
-// Another memory whose blocks are used again instead of freed: a device synchronises for both an
-// allocation and a free, and thousands of small problems would do little else. For one thread. A
-// block's last reference must not outlive it.
-class PooledMemory final : public Memory {
+// Another memory, but for what it allocates, which its children do in their own way.
+class MemoryOver : public Memory {
  public:
-  explicit PooledMemory(std::unique_ptr<Memory> memory) : memory_(std::move(memory)) {}
+  explicit MemoryOver(std::unique_ptr<Memory> memory) : memory_(std::move(memory)) {}
 
-  // Blocks of more bytes are freed all the same: the pools of many threads would fill a device.
-  static constexpr size_t kLargest = size_t{64} << 20;
-
-  // What lies behind `bytes` in a pooled block holds the fill pattern, so that nothing of an
-  // earlier problem is read.
-  std::shared_ptr<void> allocate(size_t bytes) override;
   void copy_in(void* to, const void* from_host, size_t bytes) override {
     memory_->copy_in(to, from_host, bytes);
   }
@@ -87,8 +79,25 @@ class PooledMemory final : public Memory {
   }
   void* stream() const override { return memory_->stream(); }
 
+ protected:
+  const std::unique_ptr<Memory> memory_;
+};
+
+// Another memory whose blocks are used again instead of freed: a device synchronises for both an
+// allocation and a free, and thousands of small problems would do little else. For one thread. A
+// block's last reference must not outlive it.
+class PooledMemory final : public MemoryOver {
+ public:
+  using MemoryOver::MemoryOver;
+
+  // Blocks of more bytes are freed all the same: the pools of many threads would fill a device.
+  static constexpr size_t kLargest = size_t{64} << 20;
+
+  // What lies after `bytes` in a pooled block holds the fill pattern, so that nothing of an
+  // earlier problem is read.
+  std::shared_ptr<void> allocate(size_t bytes) override;
+
  private:
-  std::unique_ptr<Memory> memory_;
   std::map<size_t, std::vector<std::shared_ptr<void>>> free_;  // by size
 };
 

@@ -23,7 +23,7 @@ def check_dims(name, tensor, what, *dims):
 
 
 def _leading(name, tensor, what, most):
-    """tensor with dimensions of size 1 in front of what is given, for all sequences or all heads."""
+    """tensor with dimensions of size 1 before those that are given, for all sequences or all heads."""
     check_dims(name, tensor, what, *range(most - 2, most + 1))
     return tensor[(None,) * (most - tensor.dim())]
 

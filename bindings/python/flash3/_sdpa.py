@@ -156,7 +156,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     if is_causal:
         arguments["causal"] = is_causal
         seq_q, seq_k = shape[-2], k.shape[2]
-        if seq_q < seq_k:  # no query sees the keys behind the square, and in the square both alignments are one
+        if seq_q < seq_k:  # no query sees the keys after the square, and in the square both alignments are one
             k, v = k[:, :, :seq_q], v[:, :, :seq_q]
         elif seq_q > seq_k:
             del arguments["causal"]

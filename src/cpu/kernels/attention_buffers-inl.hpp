@@ -47,7 +47,7 @@ struct Buffers {
     const int64_t scaled = Words::kScaled ? tile.keys : 0;
     k_scales = take(scaled);
     v_scales = take(scaled);
-    // One more than the tile has: a word of V is read with the row behind it.
+    // One more than the tile has: a word of V is read with the row after it.
     const int64_t listed =
         p.cache.paged ? (tile.keys + 1) * int64_t{sizeof(void*) / sizeof(float)} : 0;
     k_rows = take(listed);

@@ -14,7 +14,7 @@ namespace flash3::cuda {
 
 // No split of a longer work tile has fewer keys: a split costs about a tenth as much as they do,
 // which a batch that fills the GPU anyway pays for nothing. Somewhat less than 4096, so that all
-// tiles of a prompt behind 16384 keys have four, those too that a mask leaves some fewer.
+// tiles of a prompt after 16384 keys have four, those too that a mask leaves some fewer.
 inline constexpr int kLeastSplitKeys = 3584;
 // One warpgroup merges the splits of its rows, one after the other.
 inline constexpr int kMostKeySplits = 16;

@@ -10,7 +10,7 @@ namespace flash3::cuda {
 // Rows, keys, the mask's bounds and their sums are 32-bit in the kernels.
 inline constexpr int kMaxLength = 1 << 30;
 static_assert(kMaxLength <= BandOf<int>::kUnbounded);
-// Any size that kernels count in 32 bits is at most this, so that a tile fits behind it.
+// Any size that kernels count in 32 bits is at most this, so that a tile fits after it.
 inline constexpr int kMostCounted = kMaxLength - 256;
 FLASH3_HOST_DEVICE constexpr int clamped(int x, int least, int most) {
   return x < least ? least : x < most ? x : most;

@@ -8,35 +8,17 @@ namespace flash3 {
 namespace {
 
 // Another memory, with what it allocates between guard pages.
-class GuardedAllocations final : public cases::Memory {
+class GuardedAllocations final : public cases::MemoryOver {
  public:
   GuardedAllocations(std::unique_ptr<cases::Memory> memory, Place place)
-      : memory_(std::move(memory)), place_(place) {}
+      : MemoryOver(std::move(memory)), place_(place) {}
 
   std::shared_ptr<void> allocate(size_t bytes) override {
     const auto guarded = std::make_shared<GuardedMemory>("allocation", bytes, place_);
     return {guarded, guarded->data()};
   }
-  void copy_in(void* to, const void* from_host, size_t bytes) override {
-    memory_->copy_in(to, from_host, bytes);
-  }
-  void copy_out(void* to_host, const void* from, size_t bytes) override {
-    memory_->copy_out(to_host, from, bytes);
-  }
-  void fill(void* to, std::byte value, size_t bytes) override { memory_->fill(to, value, bytes); }
-  void copy(void* to, const void* from, size_t bytes) override { memory_->copy(to, from, bytes); }
-  bool equal(const void* a, const void* b, size_t bytes) override {
-    return memory_->equal(a, b, bytes);
-  }
-  void finish() override { memory_->finish(); }
-  double time(const std::function<void()>& work) override { return memory_->time(work); }
-  std::function<void()> record(const std::function<void()>& work) override {
-    return memory_->record(work);
-  }
-  void* stream() const override { return memory_->stream(); }
 
  private:
-  std::unique_ptr<cases::Memory> memory_;
   const Place place_;
 };
 

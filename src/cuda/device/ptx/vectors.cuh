@@ -7,7 +7,7 @@
 
 namespace flash3::cuda {
 
-// The compiler would load where the value is needed, behind other accesses.
+// The compiler would load where the value is needed, after other accesses.
 __device__ __forceinline__ float2 load_shared(const float* from) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"

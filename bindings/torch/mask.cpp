@@ -12,7 +12,7 @@ constexpr int64_t flash3_mask::*kSizes[] = {
     &flash3_mask::window_left, &flash3_mask::window_right, &flash3_mask::chunk};
 constexpr int32_t flash3_mask::*kNumbers[] = {&flash3_mask::mask_alignment, &flash3_mask::ranges};
 constexpr int64_t flash3_mask::*kRoom[] = {&flash3_mask::blocks, &flash3_mask::partial_blocks};
-constexpr size_t kFields = 1 + std::size(kSizes) + std::size(kNumbers) + std::size(kRoom);
+constexpr size_t kFields = 2 + std::size(kSizes) + std::size(kNumbers) + std::size(kRoom);
 
 // Calls visit(field) for all that a mask has besides its memory.
 template <class Mask, class Visit>
@@ -21,6 +21,7 @@ void visit_fields(Mask& mask, const Visit& visit) {
   for (const auto field : kSizes) visit(mask.*field);
   for (const auto field : kNumbers) visit(mask.*field);
   for (const auto field : kRoom) visit(mask.*field);
+  visit(mask.granularity);
 }
 
 std::vector<int64_t> fields_of(const flash3_mask& mask) {

@@ -80,9 +80,9 @@ typedef struct flash3_mask_params {
 /** A mask. The caller sets data and size; flash3_mask_make() sets all else, and a call that is
  * given the mask refuses it where any of that has changed or does not fit the call. The memory
  * holds, for each block of queries, the blocks of keys that any of them sees, and of each whether
- * all pairs are seen, or a range of keys of each query, or which bits tell; and the same the other
- * way round for a backward call. Calls may share a mask while its memory stays as it is, on any
- * streams, after the one that made it. */
+ * all pairs are seen, or all of some quarters, or a range of keys of each query, or which bits
+ * tell; and the same the other way round for a backward call. Calls may share a mask while its
+ * memory stays as it is, on any streams, after the one that made it. */
 struct flash3_mask {
   void* data;             /**< the caller's, in the tensors' kind of memory, at a multiple of 256 */
   size_t size;            /**< bytes of it */
@@ -98,6 +98,7 @@ struct flash3_mask {
   int32_t ranges;         /**< ranges of keys that it holds of each query */
   int64_t blocks;         /**< room of the lists */
   int64_t partial_blocks; /**< room for bits */
+  int32_t granularity;    /**< 64: made from blocks that 128 does not divide; else 128 */
 };
 
 /** @{ @name Making a mask */

@@ -14,7 +14,7 @@ Status find_key(const MaskShape& s, const MaskRule& rule, const Backend& backend
   uint64_t device = 0;
   FLASH3_CHECK(backend.device(&device));
   Hash hash;
-  hash.add(s.batch, s.heads, s.seq_q, s.seq_k, s.ranges, s.blocks, s.partial_blocks);
+  hash.add(s.batch, s.heads, s.seq_q, s.seq_k, s.ranges, s.blocks, s.partial_blocks, s.granularity);
   rule.visit([&](auto... parts) { hash.add(parts...); });
   hash.add(backend.id(), device);
   *key = hash.key();
@@ -55,6 +55,7 @@ void fill(const MaskProblem& p, uint64_t key, flash3_mask* mask) {
   mask->mask_alignment = p.rule.top_left ? FLASH3_ALIGN_TOP_LEFT : FLASH3_ALIGN_BOTTOM_RIGHT;
   mask->ranges = static_cast<int32_t>(s.ranges);
   mask->blocks = s.blocks, mask->partial_blocks = s.partial_blocks;
+  mask->granularity = s.granularity;
 }
 
 }  // namespace

@@ -133,6 +133,11 @@ MaskTensor mask_tensor(const flash3_tensor& t) {
   return made;
 }
 
+// Whether the borders of the caller's blocks are multiples of so many queries and keys.
+bool is_multiple(const Params& p, int size) {
+  return p.block_rows % size == 0 && p.block_keys % size == 0;
+}
+
 // Fills what follows from the source; a mask that has none is shared by all.
 Status take_source(const Params& p, Pointers pointers, MaskProblem* problem) {
   const char* name = nullptr;
@@ -163,20 +168,25 @@ Status take_source(const Params& p, Pointers pointers, MaskProblem* problem) {
   FLASH3_CHECK(check_blocks(p, pointers));
   problem->counts = mask_tensor(p.block_counts);
   problem->block_rows = p.block_rows, problem->block_keys = p.block_keys;
+  if (!is_multiple(p, kMaskBlock)) shape.granularity = kMaskQuarter;
   return take(MaskSource::kBlocks, p.block_indices);
 }
 
-// Whether a block can be seen in a way that no range of its rows tells.
-bool may_need_bits(const MaskProblem& p) {
-  switch (p.source) {
+// Blocks that can be seen in a way that neither a range of their rows tells nor their quarters.
+int64_t most_partial_blocks(const Params& p, const MaskProblem& problem) {
+  const MaskShape& s = problem.shape;
+  switch (problem.source) {
     case MaskSource::kBand:
-    case MaskSource::kDocuments: return false;
-    case MaskSource::kRanges: return p.shape.ranges > 1;
-    case MaskSource::kDense: return true;
+    case MaskSource::kDocuments: return 0;
+    case MaskSource::kRanges: return s.ranges > 1 ? s.blocks : 0;
+    case MaskSource::kDense: return s.blocks;
     case MaskSource::kBlocks:
-      return p.block_rows % kMaskBlock != 0 || p.block_keys % kMaskBlock != 0;
+      if (is_multiple(p, kMaskBlock)) return 0;
+      if (!is_multiple(p, kMaskQuarter) || !mask_rule_of(p).is_none()) return s.blocks;
+      // The last keys may fill a part of a quarter.
+      return p.seq_k % kMaskQuarter == 0 ? 0 : std::min<int64_t>(s.blocks, s.lists());
   }
-  return true;
+  return s.blocks;
 }
 
 // Parts of the memory that are each below this add up to what an int64 holds with room to spare.
@@ -204,7 +214,7 @@ Status find_room(const Params& p, MaskProblem* problem) {
     all = kMaxSize;
   }
   s.blocks = p.max_blocks > 0 ? std::min(p.max_blocks, all) : all;
-  const int64_t partial = may_need_bits(*problem) ? s.blocks : 0;
+  const int64_t partial = most_partial_blocks(p, *problem);
   s.partial_blocks = p.max_partial_blocks > 0 ? std::min(p.max_partial_blocks, partial) : partial;
   if (fits_memory(s)) return {};
   return invalid_argument(message("the mask of batch ", s.batch, ", heads ", s.heads, ", seq_q ",
@@ -325,6 +335,9 @@ Status check_mask_shape(const MaskShape& s) {
   if (s.ranges < 1 || s.ranges > kMostMaskRanges)
     return invalid_argument(
         message("mask->ranges = ", s.ranges, " but it must be from 1 to ", kMostMaskRanges));
+  if (s.granularity != kMaskBlock && s.granularity != kMaskQuarter)
+    return invalid_argument(message("mask->granularity = ", s.granularity, " but it must be ",
+                                    kMaskQuarter, " or ", kMaskBlock));
   FLASH3_CHECK(check_room("mask->blocks", s.blocks));
   FLASH3_CHECK(check_room("mask->partial_blocks", s.partial_blocks));
   if (fits_memory(s)) return {};
@@ -334,7 +347,8 @@ Status check_mask_shape(const MaskShape& s) {
 MaskLists mask_lists(const flash3_mask& m) {
   MaskLists lists;
   lists.given = true;
-  lists.shape = {m.batch, m.heads, m.seq_q, m.seq_k, m.ranges, m.blocks, m.partial_blocks};
+  lists.shape = {m.batch,  m.heads,  m.seq_q,          m.seq_k,
+                 m.ranges, m.blocks, m.partial_blocks, m.granularity};
   lists.rule = normalised(
       {m.window_left, m.window_right, m.chunk, m.mask_alignment == FLASH3_ALIGN_TOP_LEFT});
   lists.data = m.data;

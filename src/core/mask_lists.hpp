@@ -28,18 +28,34 @@ inline constexpr int kMaskWords = kMaskBlock * kMaskBlock / 32;
 enum MaskKind : int {
   kMaskFull = 0,   // all are seen, by the queries that exist; no key lies past the end
   kMaskRange = 1,  // query i sees the keys of its range `data`, in this block: the first that tells
-  kMaskBits = 2    // by the words of slot `data`
+  kMaskBits = 2,   // by the words of slot `data`
+  kMaskQuarters = 3  // all of the quarters that are seen, as kMaskFull; it comes before the others
 };
 
+// The quarters of a block, 64 by 64 pairs each, as a bit each.
+inline constexpr int kMaskQuarter = kMaskBlock / 2;
+inline constexpr int kAllQuarters = 0xF;
+FLASH3_HOST_DEVICE constexpr int quarter_bit(int row_half, int key_half) {
+  return 1 << (2 * key_half + row_half);
+}
+FLASH3_HOST_DEVICE constexpr int quarters_of_keys(int key_half) { return 3 << (2 * key_half); }
+FLASH3_HOST_DEVICE constexpr int quarters_of_rows(int row_half) { return 5 << row_half; }
+
 struct alignas(8) MaskBlock {
-  int block_and_kind;  // block · 4 + kind
+  int bits;  // block · 64 + quarters · 4 + kind; quarters: those in which some pair is seen
   int data;
 
-  FLASH3_HOST_DEVICE static constexpr MaskBlock make(int block, MaskKind kind, int data) {
-    return {block << 2 | kind, data};
+  FLASH3_HOST_DEVICE static constexpr MaskBlock make(int block, int quarters, MaskKind kind,
+                                                     int data) {
+    return {block << 6 | quarters << 2 | kind, data};
   }
-  FLASH3_HOST_DEVICE constexpr int block() const { return block_and_kind >> 2; }
-  FLASH3_HOST_DEVICE constexpr MaskKind kind() const { return MaskKind(block_and_kind & 3); }
+  FLASH3_HOST_DEVICE constexpr int block() const { return bits >> 6; }
+  FLASH3_HOST_DEVICE constexpr int quarters() const { return bits >> 2 & kAllQuarters; }
+  FLASH3_HOST_DEVICE constexpr MaskKind kind() const { return MaskKind(bits & 3); }
+  // The same as the list of the other direction has it.
+  FLASH3_HOST_DEVICE constexpr MaskBlock as_seen_from(int block) const {
+    return {block << 6 | (bits & 63), data};
+  }
 };
 
 struct alignas(8) MaskList {
@@ -60,8 +76,8 @@ struct MaskCounts {
 };
 
 // The bit of a pair. A word has the bits of two queries, 8 apart, with 16 keys each, as a thread of
-// a warpgroup holds them in a tile of scores (device/score/view.hpp); words of 64 by 64 pairs lie
-// together, those of the block's first 64 keys first.
+// a warpgroup holds them in a tile of scores (device/score/view.hpp); words of a quarter lie
+// together, in the order of quarter_bit().
 struct MaskBit {
   int word, bit;
 };
@@ -75,6 +91,7 @@ struct MaskShape {
   long long batch = 0, heads = 0, seq_q = 0, seq_k = 0;
   long long ranges = 0;
   long long blocks = 0, partial_blocks = 0;  // room
+  int granularity = kMaskBlock;  // or kMaskQuarter: quarters of a block are mostly seen apart
 
   FLASH3_HOST_DEVICE constexpr long long q_blocks() const {
     return ceil_div(seq_q, (long long)kMaskBlock);

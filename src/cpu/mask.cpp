@@ -19,7 +19,6 @@ namespace {
 struct KeyBits {
   uint64_t words[kMaskBlock / 64] = {};
 
-  bool any() const { return (words[0] | words[1]) != 0; }
   bool operator==(const KeyBits&) const = default;
   bool has(int key) const { return (words[key / 64] >> (key % 64) & 1) != 0; }
 
@@ -82,8 +81,8 @@ class MaskMaker {
     }
   }
 
-  // Calls what(block of keys, kind, range, bits) for those that some query of the block sees, in
-  // ascending order.
+  // Calls what(block, bits) for the blocks of keys that some query of the block sees, in ascending
+  // order.
   template <class What>
   void for_each_block(const QueryBlock& of, const MaskMemory& made, const What& what) const {
     const Range keys = keys_of(of, made);
@@ -93,12 +92,8 @@ class MaskMaker {
          ++block) {
       if (p_.source == MaskSource::kBlocks && !is_listed(of, block)) continue;
       find_bits(of, made, block, &bits);
-      int range = 0;
-      bool any = false;
-      for (Index r = 0; r < of.queries.size(); ++r) any = any || bits.rows[r].any();
-      if (!any) continue;
-      const MaskKind kind = kind_of(of, made, block, bits, &range);
-      what(block, kind, range, bits);
+      const Quarters quarters = quarters_of(of, bits);
+      if (quarters.seen != 0) what(listed_block(of, made, block, bits, quarters), bits);
     }
   }
 
@@ -221,23 +216,41 @@ class MaskMaker {
     return bits;
   }
 
-  MaskKind kind_of(const QueryBlock& of, const MaskMemory& made, Index block, const BlockBits& bits,
-                   int* range) const {
-    const Index first = block * kMaskBlock, rows = of.queries.size();
-    const KeyBits all = KeyBits::of(0, kMaskBlock);  // a block that reaches past the end has fewer
-    const auto equal = [&](const auto& expected) {
-      for (Index r = 0; r < rows; ++r)
-        if (bits.rows[r] != expected(of.queries.begin + r)) return false;
-      return true;
+  // Those that have a pair that is seen, and those that have one that is not. A block that reaches
+  // past the last key has some of these.
+  struct Quarters {
+    int seen = 0, hidden = 0;
+  };
+  static Quarters quarters_of(const QueryBlock& of, const BlockBits& bits) {
+    Quarters quarters;
+    for (Index r = 0; r < of.queries.size(); ++r)
+      for (int half = 0; half < 2; ++half) {
+        const int quarter = quarter_bit(static_cast<int>(r / kMaskQuarter), half);
+        const uint64_t word = bits.rows[r].words[half];
+        quarters.seen |= word != 0 ? quarter : 0;
+        quarters.hidden |= ~word != 0 ? quarter : 0;
+      }
+    return quarters;
+  }
+
+  // The block without the place of its bits, if it has any.
+  MaskBlock listed_block(const QueryBlock& of, const MaskMemory& made, Index block,
+                         const BlockBits& bits, const Quarters& quarters) const {
+    const auto listed = [&](MaskKind kind, int data) {
+      return MaskBlock::make(static_cast<int>(block), quarters.seen, kind, data);
     };
-    if (equal([&](Index) { return all; })) return kMaskFull;
-    for (*range = 0; *range < p_.shape.ranges; ++*range)
-      if (equal([&](Index i) {
-            const MaskRange& seen = *made.range(*range, of.batch, of.head, i);
-            return KeyBits::of(seen.begin - first, seen.end - first);
-          }))
-        return kMaskRange;
-    return kMaskBits;
+    if (quarters.hidden == 0) return listed(kMaskFull, 0);
+    if ((quarters.seen & quarters.hidden) == 0) return listed(kMaskQuarters, 0);
+    const Index first = block * kMaskBlock;
+    for (int which = 0; which < p_.shape.ranges; ++which) {
+      bool same = true;
+      for (Index r = 0; same && r < of.queries.size(); ++r) {
+        const MaskRange& seen = *made.range(which, of.batch, of.head, of.queries.begin + r);
+        same = bits.rows[r] == KeyBits::of(seen.begin - first, seen.end - first);
+      }
+      if (same) return listed(kMaskRange, which);
+    }
+    return listed(kMaskBits, 0);
   }
 
   const MaskProblem& p_;
@@ -291,8 +304,7 @@ void transpose(const MaskMemory& memory, Index batch, Index head) {
   }
   for_each([&](Index q, const MaskBlock& block) {
     MaskList& column = columns[block.block()];
-    memory.key_blocks[column.begin + column.count++] =
-        MaskBlock::make(static_cast<int>(q), block.kind(), block.data);
+    memory.key_blocks[column.begin + column.count++] = block.as_seen_from(static_cast<int>(q));
   });
 }
 
@@ -325,8 +337,8 @@ Status make_mask(const MaskProblem& p) {
     const QueryBlock of = maker.query_block(list);
     maker.write_ranges(of, memory);
     Places& counts = places[static_cast<size_t>(list)];
-    maker.for_each_block(of, memory, [&](Index, MaskKind kind, int, const BlockBits&) {
-      ++counts.blocks, counts.partial += kind == kMaskBits;
+    maker.for_each_block(of, memory, [&](const MaskBlock& block, const BlockBits&) {
+      ++counts.blocks, counts.partial += block.kind() == kMaskBits;
     });
   });
   FLASH3_CHECK(interrupt.status());
@@ -345,14 +357,12 @@ Status make_mask(const MaskProblem& p) {
     const QueryBlock of = maker.query_block(list);
     Places at = places[static_cast<size_t>(list)];
     const int begin = static_cast<int>(at.blocks);
-    maker.for_each_block(
-        of, memory, [&](Index block, MaskKind kind, int range, const BlockBits& bits) {
-          if (kind == kMaskBits) write_words(bits, memory.words_of(static_cast<int>(at.partial)));
-          const int data = kind == kMaskBits    ? static_cast<int>(at.partial++)
-                           : kind == kMaskRange ? range
-                                                : 0;
-          memory.blocks[at.blocks++] = MaskBlock::make(static_cast<int>(block), kind, data);
-        });
+    maker.for_each_block(of, memory, [&](const MaskBlock& block, const BlockBits& bits) {
+      MaskBlock& made = memory.blocks[at.blocks++] = block;
+      if (block.kind() != kMaskBits) return;
+      made.data = static_cast<int>(at.partial++);
+      write_words(bits, memory.words_of(made.data));
+    });
     *memory.list(of.batch, of.head, of.block) = {begin, static_cast<int>(at.blocks) - begin};
   });
   FLASH3_CHECK(interrupt.status());

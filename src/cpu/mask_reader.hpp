@@ -58,12 +58,14 @@ class MaskReader {
     SeenKeys seen{.row = static_cast<int>(query % kMaskBlock), .first = k_block * kMaskBlock};
     if (!block) return seen;
     const Range all{seen.first, std::min<Index>(seen.first + kMaskBlock, memory_.shape.seq_k)};
+    const int own = block->quarters() & quarters_of_rows(seen.row / kMaskQuarter);
     switch (block->kind()) {
       case kMaskFull: seen.keys = all; break;
       case kMaskRange:
         if (block->data >= 0 && block->data < memory_.shape.ranges) {
-          const MaskRange own = *memory_.range(block->data, batch_, head, query);
-          seen.keys = {std::max<Index>(own.begin, all.begin), std::min<Index>(own.end, all.end)};
+          const MaskRange range = *memory_.range(block->data, batch_, head, query);
+          seen.keys = {std::max<Index>(range.begin, all.begin),
+                       std::min<Index>(range.end, all.end)};
         }
         break;
       case kMaskBits:
@@ -71,6 +73,12 @@ class MaskReader {
           seen.keys = all;
           seen.words = memory_.words_of(block->data);
         }
+        break;
+      case kMaskQuarters:
+        seen.keys = all;
+        if ((own & quarters_of_keys(0)) == 0) seen.keys.begin = seen.first + kMaskQuarter;
+        if ((own & quarters_of_keys(1)) == 0)
+          seen.keys.end = std::min<Index>(seen.first + kMaskQuarter, all.end);
         break;
     }
     if (seen.keys.empty()) seen.keys = {seen.first, seen.first};

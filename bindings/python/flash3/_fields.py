@@ -17,7 +17,7 @@ class Mask(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64), ("batch", ctypes.c_int64),
                 ("heads", ctypes.c_int64), ("seq_q", ctypes.c_int64), ("seq_k", ctypes.c_int64), ("window_left", ctypes.c_int64),
                 ("window_right", ctypes.c_int64), ("chunk", ctypes.c_int64), ("mask_alignment", ctypes.c_int32), ("ranges", ctypes.c_int32),
-                ("blocks", ctypes.c_int64), ("partial_blocks", ctypes.c_int64)]
+                ("blocks", ctypes.c_int64), ("partial_blocks", ctypes.c_int64), ("granularity", ctypes.c_int32)]
 
 
 class ForwardParams(ctypes.Structure):

@@ -24,6 +24,7 @@ class Mask(NamedTuple):
     ranges: int  #: ranges of keys that it holds of each query
     blocks: int  #: blocks of 128 x 128 that it has room for
     partial_blocks: int  #: those of them that it has room for a bit for each pair of
+    granularity: int  #: 64 where it was made from blocks that 128 does not divide, else 128
 
     @property
     def fields(self):

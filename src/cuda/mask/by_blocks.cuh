@@ -55,7 +55,7 @@ struct ByBlocks {
                                              KeyBits (&seen)[4]) const {
     const int first_key = block * kMaskBlock, lane = threadIdx.x % 32;
     const bool listed = lane < groups && octets(lane, block) != 0;
-    if (!__any_sync(~0u, listed)) return Seen{kNotSeen};
+    if (!__any_sync(~0u, listed)) return {};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = row_of_lane(lane, i);

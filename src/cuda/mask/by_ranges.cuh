@@ -16,13 +16,13 @@ struct OfRanges {
   __device__ __forceinline__ static Seen look(const Ranges& ranges, const QueryBlock& of,
                                               int first_key, KeyBits (&seen)[4]) {
     for (int r = 0; r < ranges.count; ++r)
-      if (ranges.covers(r, first_key)) return Seen{kMaskFull};
+      if (ranges.covers(r, first_key)) return {quarters_with_rows(of), kMaskFull};
     if constexpr (kMost == 1) {
       return look_at_one(ranges, of, first_key);
     } else {
       unsigned reached = 0;
       for (int r = 0; r < ranges.count; ++r) reached |= unsigned(ranges.reaches(r, first_key)) << r;
-      if (reached == 0) return Seen{kNotSeen};
+      if (reached == 0) return {};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         seen[i] = {};
@@ -36,16 +36,25 @@ struct OfRanges {
  private:
   __device__ __forceinline__ static Seen look_at_one(const Ranges& ranges, const QueryBlock& of,
                                                      int first_key) {
-    bool any = false, full = true;
+    unsigned quarters = 0;  // that have a pair that is seen, and from bit 8 on one that is not
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = threadIdx.x % 32 + 32 * i;
-      const MaskRange own = ranges.rows[0][row];
-      any |= own.end > first_key && own.begin - first_key < kMaskBlock && own.begin < own.end;
-      full &= row >= of.rows || (own.begin <= first_key && own.end - first_key >= kMaskBlock);
+    for (int half = 0; half < 2; ++half) {
+      const int first = first_key + half * kMaskQuarter;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = threadIdx.x % 32 + 32 * i;
+        if (row >= of.rows) continue;
+        const MaskRange own = ranges.rows[0][row];  // [0, 0) where none is seen
+        const int begin = own.begin - first, end = own.end - first;
+        if (end > 0 && begin < kMaskQuarter && begin < end) quarters |= quarter_bit(i / 2, half);
+        if (begin > 0 || end < kMaskQuarter) quarters |= quarter_bit(i / 2, half) << 8;
+      }
     }
-    if (!__any_sync(~0u, any)) return Seen{kNotSeen};
-    return Seen{__all_sync(~0u, full) ? kMaskFull : kMaskRange};
+    quarters = __reduce_or_sync(~0u, quarters);
+    const int some = int(quarters & kAllQuarters);
+    const unsigned hidden = quarters >> 8;
+    if (some == 0) return {};
+    return {some, hidden == 0 ? kMaskFull : (some & hidden) == 0 ? kMaskQuarters : kMaskRange};
   }
 };
 

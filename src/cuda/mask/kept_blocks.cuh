@@ -6,26 +6,21 @@
 
 namespace flash3::cuda {
 
-// In place of a MaskKind.
-inline constexpr int kNotSeen = 3;
-
 // In shared memory.
 template <int kThreads, int kMost>
 struct KeptBlocks {
   MaskBlock blocks[kMost];
   int seen_of_warp[kThreads / 32];
 
-  // kind: or kNotSeen.
-  __device__ __forceinline__ void keep(int i, int block, int kind, int data) {
-    blocks[i] = {block << 2 | kind, data};
-  }
+  // Without quarters: the block is not seen.
+  __device__ __forceinline__ void keep(int i, const MaskBlock& block) { blocks[i] = block; }
 
   // Writes those of the first `count` that are seen; where the next ones go. All threads call it,
   // after a barrier.
   __device__ __forceinline__ MaskBlock* write(int count, MaskBlock* to) {
     for (int first = 0; first < count; first += kThreads) {
       const int i = first + int(threadIdx.x);
-      const bool seen = i < count && int(blocks[i].kind()) != kNotSeen;
+      const bool seen = i < count && blocks[i].quarters() != 0;
       int all = 0;
       const int before = threads_before(seen, &all);
       if (seen) to[before] = blocks[i];

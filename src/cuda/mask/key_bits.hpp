@@ -28,11 +28,12 @@ struct alignas(16) KeyBits {
     return bits;
   }
 
-  FLASH3_HOST_DEVICE constexpr bool any() const {
-    return (words[0] | words[1] | words[2] | words[3]) != 0;
+  // Of a half of the block: 64 keys.
+  FLASH3_HOST_DEVICE constexpr bool any(int half) const {
+    return (words[2 * half] | words[2 * half + 1]) != 0;
   }
-  FLASH3_HOST_DEVICE constexpr bool all() const {
-    return (words[0] & words[1] & words[2] & words[3]) == ~0u;
+  FLASH3_HOST_DEVICE constexpr bool all(int half) const {
+    return (words[2 * half] & words[2 * half + 1]) == ~0u;
   }
   FLASH3_HOST_DEVICE constexpr bool operator==(const KeyBits& other) const {
     return ((words[0] ^ other.words[0]) | (words[1] ^ other.words[1]) |

@@ -68,11 +68,12 @@ struct ListMaker {
     for (int i = threadIdx.x / 32; i < count; i += kWarps) {
       KeyBits rows[4];
       const Seen seen = source(shared.ranges, of, first + i, rows);
-      found += seen.kind != kNotSeen;
+      found += seen.quarters != 0;
       int data = seen.range;
       if constexpr (Source::kNeedsBits)
         if (seen.kind == kMaskBits && writes) data = write_bits(p.memory, rows);
-      if (threadIdx.x % 32 == 0) shared.kept.keep(i, first + i, seen.kind, data);
+      if (threadIdx.x % 32 == 0)
+        shared.kept.keep(i, MaskBlock::make(first + i, seen.quarters, seen.kind, data));
     }
     return found;
   }

@@ -27,9 +27,15 @@ struct QueryBlock {
 
 // What is seen of a block of keys, as a warp finds it.
 struct Seen {
-  int kind;  // or kNotSeen
+  int quarters = 0;  // none: nothing
+  MaskKind kind = kMaskFull;
   int range = 0;
 };
+
+// Those of a block all of whose keys all queries see.
+__device__ __forceinline__ int quarters_with_rows(const QueryBlock& of) {
+  return of.rows > kMaskQuarter ? kAllQuarters : quarters_of_rows(0);
+}
 
 // What the queries of a block can see, in shared memory.
 template <int kMostRanges>
@@ -101,23 +107,31 @@ __device__ __forceinline__ void find_ranges(const MaskParams& p, const QueryBloc
 template <int kMostRanges>
 __device__ __forceinline__ Seen kind_of(const RowRanges<kMostRanges>& ranges, const QueryBlock& of,
                                         int first_key, unsigned reached, const KeyBits (&seen)[4]) {
-  bool any = false, full = true;
+  unsigned some = 0, hidden = 0;  // quarters that have a pair that is seen, and one that is not
   unsigned same = reached;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = row_of_lane(threadIdx.x % 32, i);
     if (row >= of.rows) continue;
-    any |= seen[i].any();
-    full &= seen[i].all();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const unsigned quarter = quarter_bit(i / 2, half);
+      some |= seen[i].any(half) ? quarter : 0;
+      hidden |= seen[i].all(half) ? 0 : quarter;
+    }
     for (unsigned left = same; left != 0; left &= left - 1) {
       const int r = __ffs(left) - 1;
       if (!(ranges.bits(r, row, first_key) == seen[i])) same &= ~(1u << r);
     }
   }
-  if (!__any_sync(~0u, any)) return Seen{kNotSeen};
-  if (__all_sync(~0u, full)) return Seen{kMaskFull};
+  const unsigned quarters = __reduce_or_sync(~0u, some | hidden << 8);
+  some = quarters & kAllQuarters, hidden = quarters >> 8;
+  if (some == 0) return {};
+  if (hidden == 0) return {int(some), kMaskFull};
+  if ((some & hidden) == 0) return {int(some), kMaskQuarters};
   same = __reduce_and_sync(~0u, same);
-  return same != 0 ? Seen{kMaskRange, __ffs(int(same)) - 1} : Seen{kMaskBits};
+  if (same != 0) return {int(some), kMaskRange, __ffs(int(same)) - 1};
+  return {int(some), kMaskBits};
 }
 
 }  // namespace flash3::cuda

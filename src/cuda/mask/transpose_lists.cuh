@@ -49,7 +49,7 @@ struct ListTransposer {
       MaskBlock of{};
       const bool sees = find_block(memory, *memory.list(batch, head, first + i), block, &of);
       found += sees;
-      shared.kept.keep(i, first + i, sees ? int(of.kind()) : kNotSeen, of.data);
+      shared.kept.keep(i, sees ? of.as_seen_from(first + i) : MaskBlock{});
     }
     return found;
   }

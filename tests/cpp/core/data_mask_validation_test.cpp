@@ -210,6 +210,9 @@ TEST(DataMask, TellsWhatItNeeds) {
   EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks)),
             "mask->key = " + std::to_string(m.mask.key) +
                 " but no backend makes that of its fields; flash3_mask_make sets them all");
+  m.mask.granularity = 32;
+  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks)),
+            "mask->granularity = 32 but it must be 64 or 128");
   m.mask.seq_q = int64_t{1} << 40;
   EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks)),
             "mask->seq_q = 1099511627776 but a size must be from 0 to 2147483647");
@@ -230,6 +233,26 @@ TEST(DataMask, SharesWhatItsSourceShares) {
   EXPECT_EQ(m.mask.batch, 1);
   EXPECT_EQ(m.mask.heads, 1);
   EXPECT_EQ(m.mask.partial_blocks, 0);  // its own range tells each block
+}
+
+// Blocks of 64 are told by quarters, but where the keys end in one or the band cuts it.
+TEST(DataMask, GivesBlockListsBitsWhereTheyNeedThem) {
+  const auto made = [](int rows, int keys, int64_t seq_k, bool causal) {
+    DataMask m;
+    MaskArguments args = m.blocks();
+    args.seq_k = seq_k;
+    args.block_rows = rows, args.block_keys = keys;
+    args.causal = causal;
+    m.make(args);
+    return std::pair{m.mask.partial_blocks, m.mask.granularity};
+  };
+  using Pair = std::pair<int64_t, int32_t>;
+  EXPECT_EQ(made(128, 128, 1000, true), (Pair{0, 128}));
+  EXPECT_EQ(made(64, 64, 1024, false), (Pair{0, 64}));
+  EXPECT_EQ(made(128, 64, 1024, false), (Pair{0, 64}));
+  EXPECT_EQ(made(64, 128, 1000, false), (Pair{1, 64}));
+  EXPECT_EQ(made(64, 64, 1024, true), (Pair{8, 64}));
+  EXPECT_EQ(made(128, 32, 1024, false), (Pair{8, 64}));
 }
 
 // ---- a call that is given one ----

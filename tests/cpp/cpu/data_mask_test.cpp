@@ -22,7 +22,7 @@ cases::Case parse(const std::string& id) {
 }
 
 MaskShape shape_of(const flash3_mask& m) {
-  return {m.batch, m.heads, m.seq_q, m.seq_k, m.ranges, m.blocks, m.partial_blocks};
+  return {m.batch, m.heads, m.seq_q, m.seq_k, m.ranges, m.blocks, m.partial_blocks, m.granularity};
 }
 
 MaskMemory memory_of(const flash3_mask& m) { return MaskMemory::of(shape_of(m), m.data); }
@@ -31,7 +31,7 @@ MaskMemory memory_of(const flash3_mask& m) { return MaskMemory::of(shape_of(m), 
 
 // How a block must be listed, by its pairs; nothing where none is seen.
 struct Expected {
-  bool listed = false;
+  int quarters = 0;  // none: it is not listed
   MaskKind kind = kMaskFull;
   int range = 0;
 };
@@ -52,13 +52,12 @@ class ListCheck {
           int at = 0;
           for (Index k = 0; k < s.k_blocks(); ++k) {
             const Expected expected = expected_of(b, h, q, k);
-            if (!expected.listed) continue;
+            if (expected.quarters == 0) continue;
             ASSERT_LT(at, list.count) << "block " << q << ", " << k << " is not listed";
             const MaskBlock& block = memory_.blocks[list.begin + at++];
             check_block(b, h, q, k, expected, block);
             ++blocks, partial += block.kind() == kMaskBits;
-            columns[static_cast<size_t>(k)].push_back(
-                MaskBlock::make(static_cast<int>(q), block.kind(), block.data));
+            columns[static_cast<size_t>(k)].push_back(block.as_seen_from(static_cast<int>(q)));
           }
           EXPECT_EQ(list.count, at) << "of query block " << q;
         }
@@ -86,12 +85,19 @@ class ListCheck {
   }
   Expected expected_of(Index b, Index h, Index q, Index k) const {
     Expected expected;
-    bool full = (k + 1) * kMaskBlock <= memory_.shape.seq_k;
+    int whole = kAllQuarters;  // quarters without a pair that is hidden
     for_each_pair(q, k, [&](Index i, Index j) {
-      expected.listed = expected.listed || seen(b, h, i, j);
-      full = full && seen(b, h, i, j);
+      const int quarter = 1 << (j % kMaskBlock / 64 * 2 + i % kMaskBlock / 64);
+      if (seen(b, h, i, j))
+        expected.quarters |= quarter;
+      else
+        whole &= ~quarter;
     });
-    if (full) return expected;
+    for (int half = 0; half < 2; ++half)  // of the keys
+      if (k * kMaskBlock + 64 * (half + 1) > memory_.shape.seq_k) whole &= ~(3 << 2 * half);
+    if (whole == kAllQuarters) return expected;
+    expected.kind = kMaskQuarters;
+    if ((expected.quarters & ~whole) == 0) return expected;
     expected.kind = kMaskRange;
     for (; expected.range < memory_.shape.ranges; ++expected.range) {
       bool same = true;
@@ -108,6 +114,7 @@ class ListCheck {
                    const MaskBlock& block) const {
     EXPECT_EQ(block.block(), k);
     EXPECT_EQ(block.kind(), expected.kind) << "of block " << q << ", " << k;
+    EXPECT_EQ(block.quarters(), expected.quarters) << "of block " << q << ", " << k;
     if (expected.kind == kMaskRange) {
       EXPECT_EQ(block.data, expected.range);
     }
@@ -129,7 +136,7 @@ class ListCheck {
     ASSERT_EQ(list.count, static_cast<int>(expected.size())) << "of key block " << k;
     for (size_t n = 0; n < expected.size(); ++n) {
       const MaskBlock& block = memory_.key_blocks[list.begin + static_cast<int>(n)];
-      EXPECT_EQ(block.block_and_kind, expected[n].block_and_kind);
+      EXPECT_EQ(block.bits, expected[n].bits);
       EXPECT_EQ(block.data, expected[n].data);
     }
   }
@@ -408,14 +415,19 @@ TEST(DataMask, ReadsNoNonsense) {
   for (Index i = 0; i < memory.shape.lists(); ++i) memory.lists[i] = {0, 3};
   for (const int data : {-1, 1 << 30})
     for (const MaskKind kind : {kMaskRange, kMaskBits}) {
-      for (int n = 0; n < 3; ++n) memory.blocks[n] = MaskBlock::make(n, kind, data);
+      for (int n = 0; n < 3; ++n) memory.blocks[n] = MaskBlock::make(n, kAllQuarters, kind, data);
       run();
     }
-  for (int n = 0; n < 3; ++n) memory.blocks[n] = MaskBlock::make(n, kMaskRange, 0);
+  for (int n = 0; n < 3; ++n) memory.blocks[n] = MaskBlock::make(n, kAllQuarters, kMaskRange, 0);
   for (Index i = 0; i < memory.shape.rows(); ++i) *memory.range(0, 0, 0, i) = {-1000, 1 << 30};
   run();
-  for (int n = 0; n < 3; ++n) memory.blocks[n] = MaskBlock::make((1 << 29) - 1, kMaskFull, 0);
+  for (int n = 0; n < 3; ++n)
+    memory.blocks[n] = MaskBlock::make((1 << 25) - 1, kAllQuarters, kMaskFull, 0);
   run();
+  for (int quarters = 0; quarters < 16; ++quarters) {
+    for (int n = 0; n < 3; ++n) memory.blocks[n] = MaskBlock::make(n, quarters, kMaskQuarters, -1);
+    run();
+  }
 }
 
 }  // namespace

@@ -15,14 +15,16 @@ TEST(KeyBits, OfARangeAreItsKeys) {
   for (int begin : {-2000000000, -128, -1, 0, 1, 31, 32, 33, 64, 95, 96, 127, 128, 2000000000})
     for (int end : {-2000000000, -1, 0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2000000000}) {
       const KeyBits bits = KeyBits::of(begin, end);
-      bool any = false, all = true;
+      bool any[2] = {false, false}, all[2] = {true, true};
       for (int key = 0; key < kMaskBlock; ++key) {
         const bool inside = begin <= key && key < end;
         ASSERT_EQ(bits.has(key), inside) << "[" << begin << ", " << end << "): " << key;
-        any |= inside, all &= inside;
+        any[key / 64] |= inside, all[key / 64] &= inside;
       }
-      EXPECT_EQ(bits.any(), any);
-      EXPECT_EQ(bits.all(), all);
+      for (int half = 0; half < 2; ++half) {
+        EXPECT_EQ(bits.any(half), any[half]);
+        EXPECT_EQ(bits.all(half), all[half]);
+      }
     }
 }
 

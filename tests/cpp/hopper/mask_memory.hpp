@@ -13,6 +13,7 @@ namespace flash3 {
 // What a block of queries sees of one of keys.
 struct ExpectedBlock {
   int64_t block;
+  int quarters;
   MaskKind kind;
   int64_t range;
 };
@@ -88,12 +89,15 @@ class ExpectedMask {
     for (int64_t k = 0; k < shape_.k_blocks(); ++k) {
       const int64_t first_key = k * kMaskBlock,
                     end_key = std::min(c_.seq_k, first_key + kMaskBlock);
-      int64_t pairs = 0;
+      int64_t pairs = 0, of_quarters[4] = {};
       std::vector<bool> same(size_t(ranges), true);
       for (int64_t i = first_row; i < end_row; ++i) {
         const uint8_t* const own = seen(b, h).data() + i * c_.seq_k;
         int64_t of_row = 0;
-        for (int64_t j = first_key; j < end_key; ++j) of_row += own[j];
+        for (int64_t j = first_key; j < end_key; ++j) {
+          of_row += own[j];
+          of_quarters[(j - first_key) / 64 * 2 + (i - first_row) / 64] += own[j];
+        }
         pairs += of_row;
         for (int64_t r = 0; r < ranges; ++r) {
           const MaskRange& told = of_rows[size_t(r * (end_row - first_row) + i - first_row)];
@@ -108,12 +112,22 @@ class ExpectedMask {
       }
       if (pairs == 0) continue;
       const auto told = std::find(same.begin(), same.end(), true);
+      int quarters = 0;
+      bool whole = true;  // each of them that is seen
+      for (int quarter = 0; quarter < 4; ++quarter) {
+        if (of_quarters[quarter] == 0) continue;
+        quarters |= 1 << quarter;
+        const int64_t rows = std::min<int64_t>(end_row - first_row - quarter % 2 * 64, 64);
+        whole = whole && of_quarters[quarter] == rows * 64;
+      }
       if (pairs == (end_row - first_row) * kMaskBlock)
-        found.push_back({k, kMaskFull, 0});
+        found.push_back({k, quarters, kMaskFull, 0});
+      else if (whole)
+        found.push_back({k, quarters, kMaskQuarters, 0});
       else if (told != same.end())
-        found.push_back({k, kMaskRange, told - same.begin()});
+        found.push_back({k, quarters, kMaskRange, told - same.begin()});
       else
-        found.push_back({k, kMaskBits, 0});
+        found.push_back({k, quarters, kMaskBits, 0});
     }
     return found;
   }
@@ -157,8 +171,8 @@ class ExpectedMask {
         const MaskBlock block = memory.blocks[got.begin + int(n)];
         ASSERT_EQ(block.block(), want[n].block);
         ASSERT_EQ(int(block.kind()), int(want[n].kind)) << "block of keys " << want[n].block;
-        transposed[size_t(block.block())].push_back(
-            MaskBlock::make(int(q), block.kind(), block.data));
+        ASSERT_EQ(block.quarters(), want[n].quarters) << "block of keys " << want[n].block;
+        transposed[size_t(block.block())].push_back(block.as_seen_from(int(q)));
         if (block.kind() != kMaskBits) {
           ASSERT_EQ(block.data, want[n].range);
           continue;
@@ -179,7 +193,7 @@ class ExpectedMask {
       take(got, memory.shape.blocks, &taken->key_blocks);
       for (size_t n = 0; n < want.size(); ++n) {
         const MaskBlock block = memory.key_blocks[got.begin + int(n)];
-        ASSERT_EQ(block.block_and_kind, want[n].block_and_kind);
+        ASSERT_EQ(block.bits, want[n].bits);
         ASSERT_EQ(block.data, want[n].data);
       }
     }

@@ -11,6 +11,14 @@ namespace flash3::cuda {
 
 // ---- a warp's fragments: PTX ISA 9.7.14.5.15 ldmatrix, 9.7.14.5.16 stmatrix ----
 
+// Four 8×8 matrices of 16-bit elements: lane l holds the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t address, uint32_t* r) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
 // Four 8×8 matrices of 16-bit elements, each transposed: lane l holds the address of row l % 8 of
 // matrix l / 8.
 __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t address, uint32_t (&r)[4]) {

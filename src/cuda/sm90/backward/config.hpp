@@ -85,19 +85,29 @@ struct BackwardConfig {
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return kDsStages * tile_m * tile_n * 2; }
-  // What goes with a listed query tile: a bit a pair, or a range of keys a query.
-  FLASH3_HOST_DEVICE constexpr int mask_words() const { return tile_m * tile_n / 32; }
-  FLASH3_HOST_DEVICE constexpr int listed_bytes() const {
-    return lists ? kQueryStages * (mask_words() * 4 + 16) : 0;
+  // What goes with a listed query tile: a range of keys a query, or, where there is room for it, a
+  // bit a pair. Otherwise threads read bits where they lie.
+  FLASH3_HOST_DEVICE constexpr int range_words() const { return tile_m * 2; }
+  FLASH3_HOST_DEVICE constexpr int bit_words() const { return tile_m * tile_n / 32; }
+  FLASH3_HOST_DEVICE constexpr int listed_bytes(int words) const {
+    return lists ? kQueryStages * (words * 4 + 16) : 0;
+  }
+  FLASH3_HOST_DEVICE constexpr bool stages_bits() const {
+    return bytes_beside_lists() + listed_bytes(bit_words()) <= kMostSharedBytes;
+  }
+  FLASH3_HOST_DEVICE constexpr int mask_words() const {
+    return stages_bits() && bit_words() > range_words() ? bit_words() : range_words();
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
+    return bytes_beside_lists() + listed_bytes(mask_words());
+  }
+  FLASH3_HOST_DEVICE constexpr int bytes_beside_lists() const {
     const int slots = key_tile_slots();
     const int barriers =
         7 + 4 * slots + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
     return tile_n * (slots * head_dim + head_dim_v) * 2 +
            kQueryStages * (q_bytes() + dout_bytes()) + ds_bytes() + fragment_quads() * 2048 +
-           (8 * barriers + mask_keys() * 8 + slots * int(sizeof(KeyTile)) + 4 + 15) / 16 * 16 +
-           listed_bytes();
+           (8 * barriers + mask_keys() * 8 + slots * int(sizeof(KeyTile)) + 4 + 15) / 16 * 16;
   }
 };
 

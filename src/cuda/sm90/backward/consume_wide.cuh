@@ -90,7 +90,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   using DoutTile = typename Traits::DoutTile;
   constexpr Element kElement = Traits::kElement;
 
-  KeysMask<Traits> mask(shared, work, 0, thread);
+  KeysMask<Traits> mask(params, shared, work, 0, thread);
   const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k[0]);
   const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
   const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);

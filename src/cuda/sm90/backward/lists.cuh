@@ -21,8 +21,7 @@ __device__ __forceinline__ MaskList read_list(const MaskList* list) {
   return {x.x, x.y};
 }
 
-// The list of a block's keys that a query head has, by the query tiles of its blocks of queries: of
-// the sequence's last block the second half may lie past the end.
+// The query tiles of a list: n counts those of all lists.
 struct ListedTiles {
   int begin, end;
 };
@@ -32,25 +31,40 @@ __device__ __forceinline__ ListedTiles listed_tiles(const BackwardParams& params
   constexpr int kTiles = kQueryTilesOfBlock<Traits>;
   const MaskList list =
       read_list(params.mask.key_list(work.sequence.batch, head, work.key / kMaskBlock));
-  ListedTiles tiles{list.begin * kTiles, (list.begin + list.count) * kTiles};
-  if constexpr (kTiles > 1) {
-    const int all = params.schedule.query_tiles.tiles;
-    if (all % kTiles != 0 && list.count > 0) {
-      const int last = __ldg(&params.mask.key_blocks[list.begin + list.count - 1].block_and_kind);
-      if (last >> 2 == all / kTiles) tiles.end -= kTiles - all % kTiles;
-    }
-  }
-  return tiles;
+  return {list.begin * kTiles, (list.begin + list.count) * kTiles};
 }
+
+// Query tile n, and whether the walk goes over it: it sees some of the keys, or, where blocks take
+// their turns at the sums of dQ by their places in lists, it exists.
+template <class Traits>
+struct ListedTile {
+  MaskBlock block;  // of queries
+  int tile;         // in the sequence
+  bool walked;
+
+  __device__ __forceinline__ ListedTile(const BackwardParams& params, const KeyTile& work, int n) {
+    constexpr int kTiles = kQueryTilesOfBlock<Traits>;
+    const int2 x = __ldg(reinterpret_cast<const int2*>(params.mask.key_blocks) + n / kTiles);
+    block = {x.x, x.y};
+    tile = block.block() * kTiles + n % kTiles;
+    int quarters = kAllQuarters;
+    if constexpr (kTiles > 1) quarters &= quarters_of_rows(n % kTiles);
+    if constexpr (Traits::kTileN < kMaskBlock)
+      quarters &= quarters_of_keys(work.key / kMaskQuarter % 2);
+    walked = params.schedule.deterministic ? tile < params.schedule.query_tiles.tiles
+                                           : (block.quarters() & quarters) != 0;
+  }
+};
 
 // Query tiles that the block of this work walks over, of all heads. By a whole warp.
 template <class Traits>
 __device__ __forceinline__ int listed_steps(const BackwardParams& params, const KeyTile& work) {
   int steps = 0;
-  for (int own = int(threadIdx.x % 32); own < params.heads_per_kv_head; own += 32) {
+  for (int own = 0; own < params.heads_per_kv_head; ++own) {
     const ListedTiles tiles =
         listed_tiles<Traits>(params, work, work.kv_head * params.heads_per_kv_head + own);
-    steps += tiles.end - tiles.begin;
+    for (int n = tiles.begin + int(threadIdx.x % 32); n < tiles.end; n += 32)
+      steps += ListedTile<Traits>(params, work, n).walked;
   }
   return __reduce_add_sync(~0u, steps);
 }
@@ -77,18 +91,22 @@ struct ListedPlace : QueryPlace {
     n = tiles.begin;
     end = tiles.end;
   }
+  // From n on.
   __device__ __forceinline__ void find_tile(const BackwardParams& params, const KeyTile& work) {
     const int last_head = (work.kv_head + 1) * params.heads_per_kv_head - 1;
-    while (n == end && head < last_head) {
-      ++head;
-      open_list(params, work);
+    for (;; ++n) {
+      while (n == end && head < last_head) {
+        ++head;
+        open_list(params, work);
+      }
+      if (n == end) return;
+      const ListedTile<Traits> found(params, work, n);
+      if (!found.walked) continue;
+      block = found.block;
+      tile = found.tile;
+      index = work.first_query_tile + head * params.schedule.query_tiles.tiles + tile;
+      return;
     }
-    if (n == end) return;
-    const int2 x = __ldg(reinterpret_cast<const int2*>(params.mask.key_blocks) +
-                         n / kQueryTilesOfBlock<Traits>);
-    block = {x.x, x.y};
-    tile = block.block() * kQueryTilesOfBlock<Traits> + n % kQueryTilesOfBlock<Traits>;
-    index = work.first_query_tile + head * params.schedule.query_tiles.tiles + tile;
   }
 };
 
@@ -110,7 +128,8 @@ template <class Traits>
 struct MaskBeside<Traits, true> {
   static constexpr int kWords = 64 * 64 / 32;  // that lie together
   static constexpr int kQueryParts = Traits::kTileM / 64, kKeyParts = Traits::kTileN / 64;
-  static constexpr int kRangeBytes = Traits::kTileM * int(sizeof(MaskRange));
+  static constexpr int kRangeBytes = Traits::kTileM * int(sizeof(MaskRange)),
+                       kBitBytes = kQueryParts * kKeyParts * kWords * 4;
   const BackwardParams& params;
   typename Traits::Shared& shared;
   const KeyTile& work;
@@ -121,23 +140,25 @@ struct MaskBeside<Traits, true> {
       : params(p), shared(s), work(w), at(place) {}
 
   __device__ __forceinline__ int note(int stage) const {
-    const MaskKind kind = at.block.kind();
-    shared.listed[stage].tile = {at.tile << 2 | kind, at.block.data};
-    return kind == kMaskFull   ? 0
-           : kind == kMaskBits ? int(sizeof(shared.listed[stage].words))
-                               : kRangeBytes;
+    const int part = at.n % kQueryTilesOfBlock<Traits>;
+    MaskBlock block = at.block;
+    if constexpr (Traits::kConfig.wide) block = as_quarter(block, part, stage);
+    shared.listed[stage].tile = MaskTile::of<kQueryTilesOfBlock<Traits>>(block, part);
+    switch (at.block.kind()) {
+      case kMaskRange: return kRangeBytes;
+      case kMaskBits: return Traits::kConfig.stages_bits() ? kBitBytes : 0;
+      default: return 0;
+    }
   }
   __device__ __forceinline__ void load(int stage, uint64_t* full) const {
     const MaskKind kind = at.block.kind();
-    if (kind == kMaskFull) return;
     uint32_t* const to = shared.listed[stage].words;
-    if (kind != kMaskBits) {
+    if (kind == kMaskRange)
       bulk_load(
           to,
           params.mask.range(at.block.data, work.sequence.batch, at.head, at.tile * Traits::kTileM),
           kRangeBytes, full);
-      return;
-    }
+    if (kind != kMaskBits || !Traits::kConfig.stages_bits()) return;
     const unsigned* const from = params.mask.words_of(at.block.data) +
                                  work.key % kMaskBlock / 64 * 2 * kWords +
                                  at.n % kQueryTilesOfBlock<Traits> * kWords;
@@ -145,6 +166,20 @@ struct MaskBeside<Traits, true> {
     for (int part = 0; part < kKeyParts; ++part)
       bulk_load(to + part * kQueryParts * kWords, from + part * 2 * kWords,
                 kQueryParts * kWords * 4, full);
+  }
+
+ private:
+  // A tile of wide kernels is one quarter: their consumers have no registers for a third way to
+  // tell, beside words and ranges.
+  __device__ __forceinline__ MaskBlock as_quarter(MaskBlock block, int row_half, int stage) const {
+    if (block.kind() != kMaskQuarters) return block;
+    const int key_half = work.key / kMaskQuarter % 2;
+    const bool seen = (block.quarters() & quarter_bit(row_half, key_half)) != 0;
+    if (!seen) {
+      for (uint32_t& word : shared.listed[stage].words) word = 0;
+      fence_shared_for_async_proxy();  // before the stage's next words come
+    }
+    return MaskBlock::make(block.block(), block.quarters(), seen ? kMaskFull : kMaskBits, 0);
   }
 };
 
@@ -160,7 +195,7 @@ __device__ __forceinline__ int listed_dq_order(const BackwardParams& params, con
   int first = 0, last = list.count;  // the block is in between
   while (first < last) {
     const int middle = (first + last) / 2;
-    const int block = __ldg(&params.mask.blocks[list.begin + middle].block_and_kind) >> 2;
+    const int block = __ldg(&params.mask.blocks[list.begin + middle].bits) >> 6;
     if (block < key_block)
       first = middle + 1;
     else
@@ -172,18 +207,42 @@ __device__ __forceinline__ int listed_dq_order(const BackwardParams& params, con
 // Masks a warpgroup's 64 keys in the listed query tiles that need it.
 template <class Traits>
 struct KeysMask<Traits, true> {
-  typename Traits::Shared& shared;
-  int first_key;  // of the 64
-  int stage = 0;  // of the query tile
+  static constexpr int kQueryParts = Traits::kTileM / 64;
+  static constexpr bool kStagesBits = Traits::kConfig.stages_bits();
+  // Words of two queries 8 apart that a thread looks its keys up in.
+  static constexpr int kOwnWords = Traits::kTileM / 8;
 
-  __device__ __forceinline__ KeysMask(typename Traits::Shared& s, const KeyTile& work, int first,
-                                      int)
-      : shared(s), first_key(work.key + first) {}
+  const MaskMemory& memory;
+  typename Traits::Shared& shared;
+  int first_key;                              // of the 64
+  int stage = 0;                              // of the query tile
+  uint32_t own[kStagesBits ? 1 : kOwnWords];  // words that are not staged
+
+  __device__ __forceinline__ KeysMask(const BackwardParams& params, typename Traits::Shared& s,
+                                      const KeyTile& work, int first, int)
+      : memory(params.mask), shared(s), first_key(work.key + first) {}
 
   // Which query tile this stage of Q holds; of this one is what follows.
   __device__ __forceinline__ int query_tile(int q_stage) {
     stage = q_stage;
-    return shared.listed[stage].tile.tile();
+    return listed().tile();
+  }
+
+  // Whether any query of the tile sees any of the keys.
+  __device__ __forceinline__ bool sees_any() const {
+    const MaskTile tile{unsigned(uniform(int(listed().bits))), 0};
+    const int rows = kQueryParts > 1 ? kAllQuarters : quarters_of_rows(tile.tile() % 2);
+    return (tile.quarters() & rows & quarters_of_keys(key_half())) != 0;
+  }
+
+  // While the scores are under way.
+  __device__ __forceinline__ void read(int thread) {
+    if constexpr (!kStagesBits) {
+      if (listed().kind() != kMaskBits) return;
+      const unsigned* const words = memory.words_of(listed().data) + words_of_quarter(0, thread);
+#pragma unroll
+      for (int i = 0; i < kOwnWords; ++i) own[i] = __ldg(words + place_of(i));
+    }
   }
 
   template <int N>
@@ -193,8 +252,10 @@ struct KeysMask<Traits, true> {
 
   template <int N>
   __device__ __forceinline__ void apply(float (&r_s)[N], int, int thread) const {
-    const int kind = shared.listed[stage].tile.kind();
+    const int kind = listed().kind();
     if (kind == kMaskFull) return;
+    if constexpr (!Traits::kConfig.wide)
+      if (kind == kMaskQuarters) return apply_quarters(r_s);
     // Few registers hold what is computed here from the thread.
     if (kind == kMaskBits)
       apply_bits(r_s, hide_from_optimizer(thread));
@@ -203,33 +264,55 @@ struct KeysMask<Traits, true> {
   }
 
  private:
+  __device__ __forceinline__ const MaskTile& listed() const { return shared.listed[stage].tile; }
   // A thread has this key and the one 8 further, from the first of the 64.
   static __device__ __forceinline__ int row_of(int thread) {
     return thread / 32 * 16 + thread % 32 / 4;
   }
-  // See mask_bit() in core/mask_lists.hpp.
+  // The half of the listed block that these 64 queries are.
+  __device__ __forceinline__ int row_half(int part) const {
+    return kQueryParts > 1 ? part : listed().tile() % 2;
+  }
+  __device__ __forceinline__ int key_half() const { return first_key / kMaskQuarter % 2; }
+  __device__ __forceinline__ bool sees(int part) const {
+    return listed().sees(row_half(part), key_half());
+  }
+
+  template <int N>
+  __device__ __forceinline__ void apply_quarters(float (&r_s)[N]) const {
+#pragma unroll
+    for (int part = 0; part < kQueryParts; ++part) {
+      if (sees(part)) continue;
+#pragma unroll
+      for (int i = 0; i < N / kQueryParts; ++i) r_s[part * (N / kQueryParts) + i] = -kInfinity;
+    }
+  }
+
+  // See mask_bit() in core/mask_lists.hpp. Words of a quarter, from the block's first on.
+  __device__ __forceinline__ int words_of_quarter(int part, int thread) const {
+    const int quarter = kStagesBits ? first_key % Traits::kTileN / kMaskQuarter * kQueryParts + part
+                                    : key_half() * 2 + row_half(part);
+    return quarter * 128 + thread % 4 * 2 * 4 + row_of(thread) % 8 / 2;
+  }
+  // Where the i-th word lies from there: for each 16 queries two, of neighbours.
+  static __device__ __forceinline__ int place_of(int i) {
+    return i / 8 * 128 + i / 2 % 4 * 32 + i % 2 * 4;
+  }
+
   template <int N>
   __device__ __forceinline__ void apply_bits(float (&r_s)[N], int thread) const {
-    constexpr int kQueryParts = Traits::kTileM / 64;
-    const int key = row_of(thread);
-    const uint32_t* const words = shared.listed[stage].words +
-                                  first_key % Traits::kTileN / 64 * kQueryParts * 128 +
-                                  thread % 4 * 2 * 4 + key % 8 / 2;
-    const int bit = key / 8 * 2 + key % 2;  // that of the key 8 further is 2 on
+    const int key = row_of(thread), bit = key / 8 * 2 + key % 2;  // of the key 8 further 2 on
+    const uint32_t* const staged = shared.listed[stage].words + words_of_quarter(0, thread);
 #pragma unroll
-    for (int queries = 0; queries < N / 8; ++queries) {  // 16 of them
+    for (int i = 0; i < kOwnWords; ++i) {
+      const uint32_t word = (kStagesBits ? load_shared(staged + place_of(i)) : own[i]) >> bit;
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const uint32_t word =
-            load_shared(words + queries / 4 * 128 + queries % 4 * 32 + e * 4) >> bit;
+      for (int half = 0; half < 2; ++half)  // queries 8 apart
 #pragma unroll
-        for (int half = 0; half < 2; ++half)  // queries 8 apart
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            float& x = r_s[(2 * queries + half) * 4 + 2 * h + e];
-            x = word & 1u << (16 * half + 2 * h) ? x : -kInfinity;
-          }
-      }
+        for (int h = 0; h < 2; ++h) {
+          float& x = r_s[(i / 2 * 2 + half) * 4 + 2 * h + i % 2];
+          x = word & 1u << (16 * half + 2 * h) ? x : -kInfinity;
+        }
     }
   }
 

@@ -110,17 +110,26 @@ FLASH3_HOST_DEVICE constexpr KeyTilePlace key_tile_place(int n_tiles, int heads,
   return {band && deterministic ? n_tiles - 1 - n : n, first_head + place % together};
 }
 
+// Under lists the first key tile of all heads comes before any other: its list may be far longer,
+// that of sink tokens or of a prefix, and would be the last to end.
+FLASH3_HOST_DEVICE constexpr KeyTilePlace listed_tile_place(int n_tiles, int heads, int at_a_time,
+                                                            int index) {
+  if (index < heads) return {0, index};
+  const KeyTilePlace at = key_tile_place(n_tiles - 1, heads, at_a_time, true, false, index - heads);
+  return {at.n + 1, at.head};
+}
+
 // Makes the work of the index-th tile: of a listed sequence, whose heads are heads_k, or of all
 // sequences if they have one length. The work is not valid if there are fewer tiles.
 FLASH3_HOST_DEVICE constexpr KeyTile key_tile_at(const KeySchedule& schedule,
                                                  ListedSequence sequence, int heads, int tile_n,
                                                  bool band, int index, bool lists = false) {
   if (index < 0 || index >= sequence.tiles * heads) return {};
-  // The first keys of a sequence often have the longest lists: those of sink tokens, or of a
-  // prefix.
-  const bool in_turn = band || (lists && !schedule.deterministic);
-  const KeyTilePlace at = key_tile_place(sequence.tiles, heads, sequence.groups_at_a_time, in_turn,
-                                         schedule.deterministic, index);
+  const KeyTilePlace at =
+      lists && !schedule.deterministic
+          ? listed_tile_place(sequence.tiles, heads, sequence.groups_at_a_time, index)
+          : key_tile_place(sequence.tiles, heads, sequence.groups_at_a_time, band,
+                           schedule.deterministic, index);
   sequence.batch += at.head / schedule.heads_k;
   return key_tile(schedule, sequence, at.n, at.head % schedule.heads_k, tile_n, band);
 }

@@ -53,8 +53,8 @@ struct KeysMask<Traits, false> {
   WholeTiles whole;  // band
 
   // The whole warpgroup calls this.
-  __device__ __forceinline__ KeysMask(typename Traits::Shared& s, const KeyTile& work, int row,
-                                      int thread)
+  __device__ __forceinline__ KeysMask(const BackwardParams&, typename Traits::Shared& s,
+                                      const KeyTile& work, int row, int thread)
       : shared(s), first_row(row) {
     const int first_key = work.key + first_row;
     keys = work.sequence.k_length - first_key;

@@ -31,8 +31,8 @@ inline constexpr BackwardConfig kBackwardConfigs[] = {
     {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 128, .persistent = true},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 64, .wide = true},
     // Masks as lists of blocks of 128 queries by 128 keys. Not measured.
-    {.head_dim = 64, .head_dim_v = 64, .lists = true, .tile_m = 128, .tile_n = 128},
-    {.head_dim = 128, .head_dim_v = 128, .lists = true, .tile_m = 64, .tile_n = 128},
+    {.head_dim = 64, .head_dim_v = 64, .lists = true, .tile_m = 128, .tile_n = 128, .persistent = true},
+    {.head_dim = 128, .head_dim_v = 128, .lists = true, .tile_m = 64, .tile_n = 128, .persistent = true},
     {.head_dim = 192, .head_dim_v = 192, .lists = true, .tile_m = 64, .tile_n = 64, .wide = true},
     {.head_dim = 256, .head_dim_v = 256, .lists = true, .tile_m = 64, .tile_n = 64, .wide = true},
     {.head_dim = 128, .head_dim_v = 128, .lists = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 128},

@@ -9,16 +9,24 @@ namespace flash3::cuda::sm90 {
 // A tile of a listed block: of keys in the forward, of queries in the backward. The thread that
 // loads the tile notes this beside it.
 struct alignas(8) MaskTile {
-  int tile_and_kind;  // tile · 4 + MaskKind
-  int data;           // the block's
+  unsigned bits;  // tile · 128 + last · 64 + the block's quarters and kind
+  int data;       // the block's
 
-  // Tile `part` of the block's kBlockTiles.
+  // Tile `part` of the block's kBlockTiles. last: of the walk over a list.
   template <int kBlockTiles>
-  FLASH3_HOST_DEVICE static constexpr MaskTile of(const MaskBlock& block, int part) {
-    return {(block.block() * kBlockTiles + part) << 2 | block.kind(), block.data};
+  FLASH3_HOST_DEVICE static constexpr MaskTile of(const MaskBlock& block, int part,
+                                                  bool last = false) {
+    const unsigned tile = block.block() * kBlockTiles + part;
+    return {tile << 7 | unsigned(last) << 6 | (unsigned(block.bits) & 63), block.data};
   }
-  FLASH3_HOST_DEVICE constexpr int tile() const { return tile_and_kind >> 2; }
-  FLASH3_HOST_DEVICE constexpr int kind() const { return tile_and_kind & 3; }
+  FLASH3_HOST_DEVICE constexpr int tile() const { return int(bits >> 7); }
+  FLASH3_HOST_DEVICE constexpr bool last() const { return (bits >> 6 & 1) != 0; }
+  FLASH3_HOST_DEVICE constexpr int quarters() const { return int(bits >> 2) & kAllQuarters; }
+  FLASH3_HOST_DEVICE constexpr int kind() const { return int(bits & 3); }
+  // Whether a query of this half of the block sees a key of that half.
+  FLASH3_HOST_DEVICE constexpr bool sees(int row_half, int key_half) const {
+    return (quarters() & quarter_bit(row_half, key_half)) != 0;
+  }
 };
 
 // What a forward consumer knows of a work tile's lists: forward/seen_keys.cuh. That of a band knows

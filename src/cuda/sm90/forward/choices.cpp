@@ -73,6 +73,17 @@ bool has_two_level_rival(const ForwardConfig& c) {
   });
 }
 
+// Whether the row walks lists of blocks that another one suits better: one whose tiles are as many
+// keys as its masks tell apart.
+bool has_list_rival(const ForwardConfig& c, int granularity) {
+  return c.lists && c.tile_n != granularity &&
+         std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
+           return other.lists && other.tile_n == granularity && other.operands == c.operands &&
+                  other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v &&
+                  other.score == c.score;
+         });
+}
+
 // Whether the keys are those of a cache: paged kernels find them, with a table and without one.
 bool reads_cache(const ForwardProblem& problem) {
   const Sequences &q = problem.sequences_q, &k = problem.sequences_k;
@@ -149,6 +160,7 @@ void for_each_choice(const ForwardProblem& problem,
     if (!narrowest) narrowest = &c;
     if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
     if (c.fp8() && two_levels && has_two_level_rival(c)) continue;
+    if (has_list_rival(c, problem.mask_lists.shape.granularity)) continue;
     if (has_block_scales(problem) && int(kScaleBlock) % c.tile_n != 0) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
     if (c.paged ? cache_box_rows(problem.cache, rows_at_once(c)) == 0 : !lists && c.band != band)

@@ -135,8 +135,8 @@ struct ForwardConfig {
 constexpr bool is_valid(const ForwardConfig& c) {
   const int probability_registers = c.tile_n / 8 * c.element_bytes();
   return (!c.paged || c.band) && (!c.split || c.paged) &&
-         (!c.lists || (c.operands == Operands::k16Bit && !c.band && !c.paged &&
-                       c.tile_m() == kMaskBlock && kMaskBlock % c.tile_n == 0)) &&
+         (!c.lists || (!c.widened() && !c.band && !c.paged && c.tile_m() == kMaskBlock &&
+                       (c.tile_n == kMaskBlock || (!c.fp8() && 2 * c.tile_n == kMaskBlock)))) &&
          (!c.widened() ||
           (c.paged && c.raw_rows() % 16 == 0 && int(kScaleBlock) % c.tile_n == 0)) &&
          c.shared_bytes() <= kMostSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&

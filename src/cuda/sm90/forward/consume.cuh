@@ -20,6 +20,10 @@
 
 namespace flash3::cuda::sm90 {
 
+// The walk over the halves of a list's blocks: seen_keys.cuh.
+template <class Consumer>
+__device__ __forceinline__ void run_listed_tiles(Consumer& c, typename Consumer::Tile& tile);
+
 // What becomes of a block's split of a work tile's keys: split.cuh.
 template <class Traits>
 struct SplitRows;
@@ -44,6 +48,7 @@ struct Consumer {
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
   static constexpr bool kLists = Traits::kLists, kSplit = Traits::kSplit;
+  static constexpr bool kPassesTiles = Traits::kPassesTiles;
   // Two warpgroups leave time beside the first scores of a work tile, and registers for a second
   // mask, but for those of split kernels.
   static constexpr bool kDescribeUnderScores = Traits::kWarpgroups == 2 && !kSplit;
@@ -56,6 +61,7 @@ struct Consumer {
   using Scores = typename View::Scores;
   using Probabilities = uint32_t[Operands::kProbabilityRegisters];
   using Output = float[Traits::kHeadDimV / 2];
+  using Queries = uint32_t[Traits::kQRegisters];
 
   // One work tile. Its arrays are variables of consume(): in one object with them, or in a function
   // further in, the compiler promotes to registers later, and ptxas sees another program.
@@ -64,6 +70,7 @@ struct Consumer {
     Operands operands;
     int n;  // the present key tile
     Descriptor q;
+    Queries& queries;  // kQInRegisters
     Softmax& softmax;
     Scores& scores;  // S, then P
     Probabilities& probabilities;
@@ -90,8 +97,9 @@ struct Consumer {
   const int key_in_tile = thread % 4 * 2;              // and of each 8 keys this one and the next
   const Descriptor k = descriptor(KTile::kMajorK, shared.k);
   const Descriptor v = descriptor(Operands::kVLayout, shared.v);
-  int warp = 0;          // among all consumer warps
-  KvState k_state = {};  // V is where K was one tile ago
+  int warp = 0;            // among all consumer warps
+  KvState k_state = {};    // V is where K was one tile ago
+  KvState pending_v = {};  // kPassesTiles: V of the tile whose P is there, the first that is held
   typename Traits::QState q_state = {};
   bool previous_q_is_held = false;
 
@@ -190,8 +198,36 @@ struct Consumer {
   }
   // Finds out what is seen of the key tile at this stage of K, while its scores are under way.
   __device__ __forceinline__ void read_listed_keys(Tile& tile, int stage) const {
-    if constexpr (kLists)
-      tile.listed.seen.template read<kTileN>(params.mask, tile.listed.rows, shared.listed[stage]);
+    if constexpr (kLists) {
+      const MaskTile listed = shared.listed[stage];
+      tile.listed.seen.template read<kTileN>(params.mask, tile.listed.rows, listed, warpgroup);
+      __syncwarp();  // before one lane releases the stage
+    }
+  }
+
+  // Goes on to the next key tile of the list that the warpgroup sees; false if there is none. K of
+  // those between goes back unread. Their V waits for that of the tile before, and the other
+  // warpgroup may wait for it: so that this one never waits for both, it takes one that it does not
+  // see after as many as fill the ring with the one before.
+  __device__ __forceinline__ bool find_listed_tile(Tile& tile) {
+    for (int most = kStages - 1; !tile.listed.last; --most) {
+      const int stage = k_state.stage;
+      wait(&shared.k_barriers.full[stage], k_state.phase, "k_full");
+      const MaskTile listed{unsigned(uniform(int(shared.listed[stage].bits))), 0};
+      tile.listed.last = listed.last();
+      if (listed.sees(warpgroup, listed.tile() % 2) || most == 0) return true;
+      __syncwarp();
+      release(&shared.k_barriers.empty[stage], thread);
+      k_state.advance();
+    }
+    return false;
+  }
+  // V of the tile whose product is done, and of those that were passed over since.
+  __device__ __forceinline__ void release_v_before(const KvState& end) {
+    for (; pending_v.stage != end.stage || pending_v.phase != end.phase; pending_v.advance()) {
+      wait(&shared.v_barriers.full[pending_v.stage], pending_v.phase, "v_full");
+      release(&shared.v_barriers.empty[pending_v.stage], thread);
+    }
   }
 
   __device__ __forceinline__ Operands make_operands() const {
@@ -204,16 +240,18 @@ struct Consumer {
   // P of the first key tile; no other product runs beside its scores, but `meanwhile` does.
   template <class Meanwhile>
   __device__ __forceinline__ void first_key_tile(Tile& tile, const Meanwhile& meanwhile) {
+    if constexpr (kPassesTiles) pending_v = k_state;
     first_scores(tile, meanwhile);
     begin_softmax(tile);
     tile.operands.make_probabilities(tile);
   }
   template <class Meanwhile>
   __device__ __forceinline__ void first_scores(Tile& tile, const Meanwhile& meanwhile) {
-    wait(&shared.q_barriers[warpgroup].full[q_state.stage], q_state.phase, "q_full");
+    wait_for_queries(tile);
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
-    issue_scores(tile.scores, tile.q, k_state.stage);
+    issue_scores(tile, tile.scores, k_state.stage);
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
+    if constexpr (kPassesTiles) tile.listed.last = shared.listed[k_state.stage].last();
     read_listed_keys(tile, k_state.stage);
     meanwhile();
     tile.operands.begin_key_tile(tile, k_state, k_state);
@@ -262,16 +300,16 @@ struct Consumer {
   // The last key tile's part of O, the normalisation, the store.
   __device__ __forceinline__ void finish_output(Tile& tile, float (&inverse_sum)[2],
                                                 float (&lse)[2]) {
-    const KvState v_state = k_state.behind(1);
-    issue_output(tile, v_state);
+    const KvState last_v = kPassesTiles ? pending_v : k_state.behind(1);
+    issue_output(tile, last_v);
     float unit[2] = {1.f, 1.f};  // of O
     if constexpr (Traits::kSplit) {
-      tile.operands.scale_normalisation(unit, v_state);
+      tile.operands.scale_normalisation(unit, last_v);
     } else {
       tile.softmax.finish(inverse_sum, lse);
       add_sinks(params, output(), row, inverse_sum, lse);
       store_rows(params, output(), row, tile.softmax, lse);  // under the product
-      tile.operands.scale_normalisation(inverse_sum, v_state);
+      tile.operands.scale_normalisation(inverse_sum, last_v);
     }
     if constexpr (!Store::kInPlaceOfQ) {
       release_q(q_state.stage);
@@ -279,7 +317,10 @@ struct Consumer {
     }
     wgmma_wait<0>();
     fence_operand(tile.output);
-    release(&shared.v_barriers.empty[v_state.stage], thread);
+    if constexpr (kPassesTiles)
+      release_v_before(k_state);
+    else
+      release(&shared.v_barriers.empty[last_v.stage], thread);
     tile.operands.complete_output(tile);
     skip_masked_tiles(tile.keys.seen.begin - tile.keys.loaded.begin);
 
@@ -331,8 +372,22 @@ struct Consumer {
   }
 
   // Starts S = Q·Kᵀ; K is there.
-  __device__ __forceinline__ void issue_scores(Scores& scores, Descriptor q, int stage) const {
+  __device__ __forceinline__ void issue_scores(float (&scores)[kTileN / 2], Descriptor q,
+                                               int stage) const {
     Operands::issue_scores(scores, q, k + stage * KTile::kBytes);
+  }
+  // The same, of a tile's queries where they are.
+  __device__ __forceinline__ void issue_scores(Tile& tile, float (&scores)[kTileN / 2],
+                                               int stage) const {
+    if constexpr (Traits::kQInRegisters)
+      Operands::issue_scores(scores, tile.queries, k + stage * KTile::kBytes);
+    else
+      issue_scores(scores, tile.q, stage);
+  }
+  __device__ __forceinline__ void wait_for_queries(Tile& tile) const {
+    wait(&shared.q_barriers[warpgroup].full[q_state.stage], q_state.phase, "q_full");
+    if constexpr (Traits::kQInRegisters)
+      load_rows<QTile>(tile.queries, shared.q[q_state.stage][warpgroup], thread);
   }
   // Starts O += P·V.
   __device__ __forceinline__ void issue_output(Tile& tile, const KvState& v_state) {
@@ -422,10 +477,12 @@ __device__ __forceinline__ void consume(Consumer& c) {
     float alpha[2];
     typename Consumer::Softmax softmax{Consumer::Score::of(c.params)};
     typename Consumer::Scores scores;
+    typename Consumer::Queries queries;
     typename Consumer::Tile tile{.keys = keys,
                                  .operands = c.make_operands(),
                                  .n = keys.seen.end - 1,  // from the last to the first
                                  .q = c.q_descriptor(),
+                                 .queries = queries,
                                  .softmax = softmax,
                                  .scores = scores,
                                  .probabilities = probabilities,
@@ -439,7 +496,10 @@ __device__ __forceinline__ void consume(Consumer& c) {
       c.describe_rows(c.tiles);
       c.hand_back(c.tiles);
     });
-    run_key_tiles(c, tile);
+    if constexpr (Consumer::kPassesTiles)
+      run_listed_tiles(c, tile);
+    else
+      run_key_tiles(c, tile);
     float inverse_sum[2], lse[2];
     c.finish_output(tile, inverse_sum, lse);
   }

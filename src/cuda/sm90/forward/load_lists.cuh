@@ -3,26 +3,11 @@
 // block of queries, and its key tiles are those of its list, from the last to the first.
 #pragma once
 
+#include "cuda/sm90/forward/list_place.cuh"
 #include "cuda/sm90/forward/load.cuh"
 #include "cuda/sm90/forward/seen_keys.cuh"
 
 namespace flash3::cuda::sm90 {
-
-// Key tiles of a work tile are counted as those of the blocks in the lists.
-template <class Traits>
-inline constexpr int kBlockTiles = kMaskBlock / Traits::kTileN;
-
-// Gives a work tile the keys of its list.
-template <class Traits>
-struct KeysOfList {
-  const MaskMemory& mask;
-
-  __device__ __forceinline__ void operator()(WorkTile& work) const {
-    const MaskList list = *mask.list(work.sequence.batch, work.head_group, work.query / kMaskBlock);
-    work.key_tile_begin = list.begin * kBlockTiles<Traits>;
-    work.key_tile_end = (list.begin + list.count) * kBlockTiles<Traits>;
-  }
-};
 
 // K or V, as load_key_tiles(). note(stage, tile): before a tile of K is loaded.
 template <class Traits, class Tile, class Note>
@@ -32,29 +17,29 @@ __device__ __forceinline__ void load_listed_tiles(const ForwardParams& params, c
                                                   RingBarriers<Traits::kStages>& barriers,
                                                   const char* empty, TileRing& ring,
                                                   uint64_t* wanted, const Note& note) {
-  constexpr int kTiles = kBlockTiles<Traits>;
-  const auto listed = [&](int n) {
-    const int2 block = __ldg(reinterpret_cast<const int2*>(params.mask.blocks) + n / kTiles);
-    return MaskTile::of<kTiles>({block.x, block.y}, n % kTiles);
-  };
   TileReader tiles{ring};
   prefetch(map);
   typename Traits::KvState state;
   for (; tiles.next(); tiles.release()) {
     const WorkTile& work = tiles.tile();
-    const int begin = work.key_tile_begin, end = work.key_tile_end, ask = ask_at(work);
-    if (wanted != nullptr && !work.has_keys()) arrive(wanted);
-    MaskTile next{};
-    if (work.has_keys()) next = listed(end - 1);
-    for (int n = end - 1; n >= begin; --n) {
-      const MaskTile tile = next;
-      if (n > begin) next = listed(n - 1);  // it comes while a stage is awaited
+    const int begin = work.key_tile_begin, ask = ask_at(work);
+    bool asks = wanted != nullptr;
+    if (!work.has_keys()) {
+      if (asks) arrive(wanted);
+      continue;
+    }
+    ListPlace<Traits> next{params.mask, work.key_tile_end};
+    next.find_before(begin);
+    while (next.n >= begin) {
+      const ListPlace<Traits> at = next;
+      next.find_before(begin);  // it comes while a stage is awaited
+      const MaskTile tile = at.tile(next.n < begin);
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
       note(state.stage, tile);
       load_key_tile<Traits, Tile>(params, work, tiles.slots(), tile.tile(), map, rows,
                                   stages[state.stage], &barriers.full[state.stage]);
       state.advance();
-      if (wanted != nullptr && n == ask) arrive(wanted);
+      if (asks && next.n < ask) arrive(wanted), asks = false;
     }
   }
 }

@@ -20,23 +20,42 @@ struct RowsOfMask {
   __device__ __forceinline__ RowsOfMask(const MaskMemory& mask, int batch, int head, int first_row,
                                         int row, int thread)
       : range(mask.range(0, batch, head, first_row + row)), words(mask.words + thread) {}
+
+  // Those of both rows, as begin and end.
+  __device__ __forceinline__ void read_ranges(const MaskMemory& mask, int which, uint2& upper,
+                                              uint2& lower) const {
+    const MaskShape& shape = mask.shape;
+    const auto* at =
+        reinterpret_cast<const uint2*>(range + which * (shape.batch * shape.heads * shape.rows()));
+    upper = __ldg(at), lower = __ldg(at + 8);
+  }
 };
+
+// The 16 keys of a thread from this one on, by the range of a row.
+__device__ __forceinline__ uint32_t seen_of(const uint2& range, int key) {
+  return keys_before<16>(int(range.y) - key) & ~keys_before<16>(int(range.x) - key);
+}
 
 // What a thread's two rows see of a key tile. It is read while the scores are under way.
 struct SeenKeys {
   int tile = 0;                   // the key tile
   bool masked = false;            // else all is seen
   bool by_bits = false;           // else by ranges
-  uint32_t a[2] = {}, b[2] = {};  // words of bits in a; or the ranges of the two rows
+  uint32_t a[2] = {}, b[2] = {};  // words of bits in a; or the begins and ends of the two ranges
 
   template <int kTileN>
   __device__ __forceinline__ void read(const MaskMemory& mask, const RowsOfMask& rows,
-                                       const MaskTile& listed) {
+                                       const MaskTile& listed, int warpgroup) {
     tile = listed.tile();
     masked = listed.kind() != kMaskFull;
-    by_bits = listed.kind() == kMaskBits;
+    by_bits = listed.kind() != kMaskRange;
     if (!masked) return;
-    if (by_bits) {
+    if (listed.kind() == kMaskQuarters) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        a[half] = listed.sees(warpgroup, kTileN == kMaskBlock ? half : tile % 2) ? ~0u : 0;
+      if constexpr (kTileN < kMaskBlock) masked = a[0] == 0;
+    } else if (by_bits) {
       // 64 keys have 256 words, one of each thread.
       const unsigned* const words = rows.words + (long long)listed.data * kMaskWords;
       if constexpr (kTileN == kMaskBlock) {
@@ -46,10 +65,8 @@ struct SeenKeys {
         a[0] = __ldg(words + tile % 2 * 256);
       }
     } else {
-      const MaskShape& shape = mask.shape;
-      const auto* at = reinterpret_cast<const uint2*>(
-          rows.range + listed.data * (shape.batch * shape.heads * shape.rows()));
-      const uint2 upper = __ldg(at), lower = __ldg(at + 8);
+      uint2 upper, lower;
+      rows.read_ranges(mask, listed.data, upper, lower);
       a[0] = upper.x, a[1] = upper.y, b[0] = lower.x, b[1] = lower.y;
     }
   }
@@ -62,16 +79,10 @@ struct SeenKeys {
 #pragma unroll
       for (int half = 0; half < View::kKeys / 16; ++half) {
         const int key = view.key(16 * half);
-        words[half] = seen_of(a, key) | seen_of(b, key) << 16;
+        words[half] = seen_of({a[0], a[1]}, key) | seen_of({b[0], b[1]}, key) << 16;
       }
     }
     BitMask{words}.apply(view, r_s);
-  }
-
- private:
-  // The 16 keys of a thread from this one on, by the range of a row.
-  static __device__ __forceinline__ uint32_t seen_of(const uint32_t (&range)[2], int key) {
-    return keys_before<16>(int(range[1]) - key) & ~keys_before<16>(int(range[0]) - key);
   }
 };
 
@@ -79,6 +90,27 @@ template <>
 struct KeysOfTile<true> {
   RowsOfMask rows;
   SeenKeys seen = {};
+  bool last = false;  // of the list
 };
+
+template <class Consumer>
+__device__ __forceinline__ void run_listed_tiles(Consumer& c, typename Consumer::Tile& tile) {
+#pragma unroll 1
+  while (c.find_listed_tile(tile)) {
+    const int stage = c.k_state.stage;
+    c.ping_pong.wait();
+    c.issue_scores(tile, tile.scores, stage);
+    c.issue_output(tile, c.pending_v);
+    c.read_listed_keys(tile, stage);
+    c.wait_for_scores(tile, stage);
+    const bool raised = c.find_maxima(tile);
+    wgmma_wait<0>();
+    fence_operand(tile.output);
+    fence_operand(tile.probabilities);
+    c.release_v_before(c.k_state);
+    c.finish_softmax(tile, raised, stage);
+    c.k_state.advance();
+  }
+}
 
 }  // namespace flash3::cuda::sm90

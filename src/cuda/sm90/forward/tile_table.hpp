@@ -95,11 +95,16 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .paged = true, .split = true,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
-    // Masks as lists of blocks of 128 queries by 128 keys, with a softcap too. Not measured: times are the plain rows'.
+    // Masks as lists of blocks of 128 queries by 128 keys, with a softcap too; below 192 half blocks are for masks that tell these apart.
+    // Not fitted: times are the plain rows'.
     {.head_dim = 64, .head_dim_v = 64, .lists = true,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.1, .tile_us = 2.4},
     {.head_dim = 128, .head_dim_v = 128, .lists = true,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.65, .tile_us = 2.3},
+    {.head_dim = 64, .head_dim_v = 64, .lists = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 6, .q_stages = 2, .key_tile_us = 0.6, .tile_us = 2.4},
+    {.head_dim = 128, .head_dim_v = 128, .lists = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 5, .q_stages = 1, .key_tile_us = 0.9, .tile_us = 2.3},
     {.head_dim = 192, .head_dim_v = 192, .lists = true,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.2, .tile_us = 4.2},
     {.head_dim = 256, .head_dim_v = 256, .lists = true,

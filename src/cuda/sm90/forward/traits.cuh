@@ -48,6 +48,24 @@ struct PingPongBarrier {
   }
 };
 
+// Warpgroups that issue as they come: those that pass over key tiles of a list keep no step.
+struct NoOrder {
+  int warpgroup;
+
+  __device__ __forceinline__ void start() const {}
+  __device__ __forceinline__ void wait() const {}
+  __device__ __forceinline__ void arrive() const {}
+  __device__ __forceinline__ void finish() const {}
+};
+template <bool kOrdered, class Order>
+struct OrderOrNone {
+  using Type = Order;
+};
+template <class Order>
+struct OrderOrNone<false, Order> {
+  using Type = NoOrder;
+};
+
 // A number that is part of the type, for lambdas: f(Constant<1>{}) with `constexpr int i = c.value`
 // inside.
 template <int kValue>
@@ -100,10 +118,17 @@ struct ForwardConstants {
   static constexpr int kWarpgroups = kConfig.warpgroups;
   // The band's edge then crosses key tiles that only other warpgroups see.
   static constexpr bool kSkipMaskedTiles = kBand && kTileN < kTileM;
+  // A key tile is half of a listed block, of which a warpgroup's queries may see nothing.
+  static constexpr bool kPassesTiles = kLists && kTileN < kMaskBlock;
+  // Products of few keys read K as fast as shared memory gives it: Q comes from registers.
+  static constexpr bool kQInRegisters = kPassesTiles && kConfig.head_dim <= 128;
+  static constexpr int kQRegisters = kQInRegisters ? kConfig.head_dim / 4 : 1;
   // Short sequences may share a tile; FP8: a tile's keys have one scale.
   static constexpr bool kSlots = kConfig.operands == Operands::k16Bit;
 
-  using PingPong = PingPongBarrier<kWarpgroups, ForwardBarrier::kPingPong>;
+  using PingPong =
+      typename OrderOrNone<!kPassesTiles,
+                           PingPongBarrier<kWarpgroups, ForwardBarrier::kPingPong>>::Type;
   using KvState = PipelineState<kStages>;
   using QState = PipelineState<kQStages>;
 };

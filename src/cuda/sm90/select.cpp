@@ -80,13 +80,18 @@ Status check_max_logits(const ForwardProblem& problem) {
       "float16 and bfloat16 keys only");
 }
 
-// FP8 kernels walk no lists.
+// FP8 kernels with a softcap walk no lists, nor do those that widen keys.
 Status check_mask(const ForwardProblem& problem) {
   if (!problem.mask_lists.given || !problem.has_fp8_keys()) return {};
+  if (problem.widens_keys())
+    return unsupported(
+        message("mask is given and q.dtype = ", dtype_name(problem.dtype), " but k and v are ",
+                dtype_name(problem.kv_dtype),
+                "; the hopper backend takes a mask where q, k and v are of one dtype"));
+  if (problem.softcap == 0.f) return {};
   return unsupported(
-      "mask is given but k and v are FP8, or become it; the hopper backend takes a mask for "
-      "float16 "
-      "and bfloat16 keys only");
+      "mask is given and softcap is given but k and v are FP8; the hopper backend caps the scores "
+      "of a call with a mask for float16 and bfloat16 keys only");
 }
 
 Status plan_decode(const ForwardProblem& problem, const Device& device, Index most_queries,

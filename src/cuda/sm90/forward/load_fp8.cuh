@@ -29,6 +29,7 @@
 #include "cuda/device/ptx/copies.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/sm90/device/tile.cuh"
+#include "cuda/sm90/forward/list_place.cuh"
 #include "cuda/sm90/forward/traits_fp8.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -252,11 +253,19 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
     for (int n = first; n >= work.key_tile_begin; --n) {
       uint64_t* full = &shared.k_barriers.full[k_state.stage];
       wait(&shared.k_barriers.empty[k_state.stage], k_state.phase ^ 1, "k_empty");
-      load_box<KTile>(shared.k[k_state.stage], &params.k,
-                      box_at(params.k_rows, s.batch, s.k_first, s.k_length, n * KTile::kRows, head),
-                      full);
+      int key_tile = n;
+      if constexpr (Traits::kLists) {
+        ListPlace<Traits> at{params.mask, n};
+        at.read();
+        shared.listed[k_state.stage] = at.tile(n == work.key_tile_begin);
+        key_tile = shared.listed[k_state.stage].tile();
+      }
+      load_box<KTile>(
+          shared.k[k_state.stage], &params.k,
+          box_at(params.k_rows, s.batch, s.k_first, s.k_length, key_tile * KTile::kRows, head),
+          full);
       KeyTileScales& scales = shared.key_scales[k_state.phase][k_state.stage];
-      const int block = min(n * KTile::kRows / int(kScaleBlock), last_block);
+      const int block = min(key_tile * KTile::kRows / int(kScaleBlock), last_block);
       copy_scale(&scales.k, k_scales, block);
       copy_scale(&scales.v, v_scales, block);
       arrive_behind_copies(full);
@@ -276,7 +285,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
           arrive_expect_bytes(barrier, VTile::kBytes);
           load_box<VTile>(raw_v, &params.v,
                           box_at(params.v_rows, s.batch, s.k_first, s.k_length,
-                                 n * Traits::kTileN + first_key, head),
+                                 key_tile * Traits::kTileN + first_key, head),
                           barrier);
         };
         const int hidden = Traits::kBand && n == with_hidden_keys
@@ -295,6 +304,16 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
       if (n == ask) arrive(&shared.tiles.wanted);
     }
   }
+}
+
+template <class Traits>
+__device__ __forceinline__ void schedule(const ForwardParams& params,
+                                         typename Traits::Shared& shared) {
+  if constexpr (Traits::kLists)
+    schedule_tiles<Traits::kTileN, true, false, true>(params.schedule, shared.tiles,
+                                                      KeysOfList<Traits>{params.mask});
+  else
+    schedule_tiles<Traits::kTileN, Traits::kBand, false, true>(params.schedule, shared.tiles);
 }
 
 // Whatever loads.
@@ -321,7 +340,7 @@ struct Fp8Producer<Traits, false> : Fp8Barriers<Traits> {
                                              typename Traits::Shared& shared) {
     const Fp8ProducerWarp role{warp_in_warpgroup()};
     if (role == Fp8ProducerWarp::kSchedule) {
-      schedule_tiles<Traits::kTileN, Traits::kBand, false, true>(params.schedule, shared.tiles);
+      schedule<Traits>(params, shared);
     } else if (role >= Fp8ProducerWarp::kTranspose) {
       transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
     } else if (elect_one()) {

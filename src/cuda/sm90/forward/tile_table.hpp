@@ -163,6 +163,15 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_v_stages = 2, .two_level = true, .key_tile_us = 1.9, .tile_us = 3.0},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .operands = Operands::kE4m3,
      .tile_n = 64, .warpgroups = 2, .stages = 3, .q_stages = 1, .raw_v_stages = 3, .two_level = true, .key_tile_us = 1.3, .tile_us = 4.0},
+    // FP8 masks as lists, without a softcap. Not measured.
+    {.head_dim = 64, .head_dim_v = 64, .lists = true, .operands = Operands::kE4m3,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .raw_v_stages = 2, .two_level = true, .key_tile_us = 0.95, .tile_us = 3.6},
+    {.head_dim = 128, .head_dim_v = 128, .lists = true, .operands = Operands::kE4m3,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .raw_v_stages = 2, .two_level = true, .key_tile_us = 1.33, .tile_us = 3.6},
+    {.head_dim = 192, .head_dim_v = 192, .lists = true, .operands = Operands::kE4m3,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_v_stages = 2, .two_level = true, .key_tile_us = 1.4, .tile_us = 3.0},
+    {.head_dim = 256, .head_dim_v = 256, .lists = true, .operands = Operands::kE4m3,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_v_stages = 1, .two_level = true, .key_tile_us = 1.70, .tile_us = 5.4},
     // FP8 caches whose keys a table finds, or of few queries a head. A tile's keys have one scale, each row of Q has its own. Not
     // measured: times are the plain rows'.
     {.head_dim = 64, .head_dim_v = 64, .band = true, .operands = Operands::kE4m3, .paged = true,

@@ -72,7 +72,8 @@ struct Fp8Traits : ForwardConstants<kRow, kElement> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];              // what each row sees
     uint64_t v_loaded;                                         // but not cleared yet
   };
-  using Shared = WithSplits<WholeTiles, 4 * kWarpgroups, kConfig.split>;
+  using Shared = WithSplits<WithListed<WholeTiles, MaskTile, kStages, kConfig.lists>,
+                            4 * kWarpgroups, kConfig.split>;
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 

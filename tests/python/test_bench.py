@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m flash3.bench: it measures, and draws the committed measurements."""
 import contextlib
-import importlib
 import io
 import json
-import pathlib
 import re
 import subprocess
 import sys
@@ -13,14 +11,10 @@ import xml.etree.ElementTree
 
 import pytest
 
-from conftest import DEVICES
+from conftest import DEVICES, ROOT
 from flash3.bench.__main__ import main
 
-BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
-RESULTS = BENCH / "results"
-sys.path.append(str(BENCH))
-
-import result_file  # noqa: E402
+RESULTS = ROOT / "bench/results"
 
 
 def bench(*arguments):
@@ -190,20 +184,19 @@ def test_a_peer_that_refuses_does_not_stop_the_others():
 
 
 @pytest.fixture
-def scripts(monkeypatch):
-    """A module of bench/ by its name."""
-    monkeypatch.syspath_prepend(RESULTS.parent)
+def gpu_script(script, monkeypatch):
+    """script, where pynvml need not be there."""
     monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))  # for clocks, which no test here reads
-    return importlib.import_module
+    return script
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("causal", [False, True])
-def test_fp8_of_the_scripts(scripts, device, causal):
+def test_fp8_of_the_scripts(gpu_script, device, causal):
     import torch
     import oracle
     from flash3._library import FOLDER
-    peers, fp8, flash3_torch = (scripts(name) for name in ("peers", "fp8_peers", "flash3_torch"))
+    peers, fp8, flash3_torch = (gpu_script(name) for name in ("gpu.peers", "gpu.fp8_peers", "flash3_torch"))
     lib = flash3_torch.Flash3(str(FOLDER / "libflash3.so"))
     torch.manual_seed(1)
     qkv = [torch.randn(2, 300, 3, 64, device=device).bfloat16() for _ in range(3)]
@@ -217,9 +210,9 @@ def test_fp8_of_the_scripts(scripts, device, causal):
 
 
 @pytest.mark.gpu
-def test_fp8_peers_of_the_scripts(scripts):
+def test_fp8_peers_of_the_scripts(gpu_script):
     from flash3._library import FOLDER
-    peers, fp8, gpu, flash3_torch = (scripts(name) for name in ("peers", "fp8_peers", "gpu_peers", "flash3_torch"))
+    peers, fp8, gpu, flash3_torch = (gpu_script(name) for name in ("gpu.peers", "gpu.fp8_peers", "gpu.gpu_peers", "flash3_torch"))
     lib = flash3_torch.Flash3(str(FOLDER / "libflash3.so"))
     calls, results, reference, refused = fp8.make_calls(gpu.Shape(2, 512, 4, 128, True), {"flash3": lib}, peers.FP8_PEERS)
     assert set(refused) <= {"cudnn_fp8"}, refused
@@ -240,9 +233,9 @@ def test_errors(arguments, message):
     assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_result_files_have_a_row_on_a_line(tmp_path):
+def test_result_files_have_a_row_on_a_line(script, tmp_path):
     report = {"seed": 7, "names": ["a", "b"], "none": [], "points": [{"x": 1, "y": [1, 2]}, {"x": 2}], "of": {"cpu": {"x": 3}}}
-    result_file.write(tmp_path / "r.json", report)
+    script("result_file").write(tmp_path / "r.json", report)
     text = (tmp_path / "r.json").read_text(encoding="utf-8")
     assert json.loads(text) == report
     assert text.splitlines() == ['{', ' "seed": 7,', ' "names": ["a", "b"],', ' "none": [],', ' "points": [', '  {"x": 1, "y": [1, 2]},',
@@ -250,7 +243,7 @@ def test_result_files_have_a_row_on_a_line(tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("**/*.json")), ids=lambda path: path.stem)
-def test_committed_results_have_that_form(path):
+def test_committed_results_have_that_form(script, path):
     text = path.read_text(encoding="utf-8")
-    lines = result_file.text_of(json.loads(text)).count("\n")
+    lines = script("result_file").text_of(json.loads(text)).count("\n")
     assert text.count("\n") == lines, "write it by bench/result_file.py, or by flash3 bench"

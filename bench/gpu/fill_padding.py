@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `fill_padding` costs on a GPU: the same packed calls with it and without it, interleaved.
 
-    PYTHONPATH=build/release/python python3 -m bench.gpu.fill_padding --json bench/results/trials/fill_padding_h100.json
+    PYTHONPATH=build/release/python python3 -m bench.gpu.fill_padding --json fill_padding_h100.json
 
 Each point is a causal batch of long-tailed lengths (bench/gpu/ragged_points.py) in tensors that have rows after the last sequence, or
 none. A sample is 12 ms of back-to-back calls; samples of both sides rotate; the median counts. CUDA graphs hold the calls, so that

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 import xml.etree.ElementTree
+import zipfile
 
 import pytest
 
@@ -242,8 +243,30 @@ def test_result_files_have_a_row_on_a_line(script, tmp_path):
                                  '  {"x": 2}', ' ],', ' "of": {', '  "cpu": {"x": 3}', ' }', '}']
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("**/*.json")), ids=lambda path: path.stem)
-def test_committed_results_have_that_form(script, path):
-    text = path.read_text(encoding="utf-8")
+def committed_results():
+    """{name: text} of the files in bench/results, and of those in its archive of trials."""
+    with zipfile.ZipFile(RESULTS / "trials.zip") as trials:
+        archived = {name: trials.read(name).decode() for name in trials.namelist()}
+    return {path.name: path.read_text(encoding="utf-8") for path in RESULTS.glob("*.json")} | archived
+
+
+COMMITTED = committed_results()
+
+
+def test_trials_are_archived(script, tmp_path, monkeypatch, capsys):
+    trials = script("report.trials")
+    before, packed = trials.load(), trials.ARCHIVE.read_bytes()
+    monkeypatch.setattr(trials, "ARCHIVE", tmp_path / "trials.zip")
+    trials.write(before)
+    assert trials.ARCHIVE.read_bytes() == packed
+    (tmp_path / "a.json").write_text('{"points": [{"x": 1}], "x": 2}', encoding="utf-8")
+    trials.main([str(tmp_path / "a.json")])
+    assert capsys.readouterr().out.splitlines() == sorted([*before, "a.json"])
+    assert trials.load() == before | {"a.json": '{\n "points": [\n  {"x": 1}\n ],\n "x": 2\n}\n'}
+
+
+@pytest.mark.parametrize("name", sorted(COMMITTED))
+def test_committed_results_have_that_form(script, name):
+    text = COMMITTED[name]
     lines = script("result_file").text_of(json.loads(text)).count("\n")
-    assert text.count("\n") == lines, "write it by bench/result_file.py, or by flash3 bench"
+    assert text.count("\n") == lines, f"{name}: write it by bench/result_file.py, or by flash3 bench"

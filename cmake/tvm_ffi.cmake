@@ -25,10 +25,9 @@ add_library(flash3_tvm_ffi MODULE bindings/tvm_ffi/functions.cpp)
 target_include_directories(flash3_tvm_ffi PRIVATE ${PROJECT_SOURCE_DIR}/src)
 target_include_directories(flash3_tvm_ffi SYSTEM PRIVATE ${tvm_ffi_dir}/include)
 target_link_libraries(flash3_tvm_ffi PRIVATE flash3::flash3 flash3_warnings ${tvm_ffi_dir}/lib/libtvm_ffi.so)
-target_link_options(flash3_tvm_ffi PRIVATE
-                    LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/flash3_tvm_ffi.map LINKER:--no-undefined)
-set_target_properties(flash3_tvm_ffi PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/flash3_tvm_ffi.map
-                                                INSTALL_RPATH "$ORIGIN")
+flash3_exports(flash3_tvm_ffi __tvm_ffi_*)
+target_link_options(flash3_tvm_ffi PRIVATE LINKER:--no-undefined)
+set_target_properties(flash3_tvm_ffi PROPERTIES INSTALL_RPATH "$ORIGIN")
 if(FLASH3_INSTALL)
   install(TARGETS flash3_tvm_ffi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT tvm_ffi)
 endif()

@@ -41,7 +41,7 @@ FOREIGN = {
 HISTORY = {"CHANGELOG.md", "EXPERIMENTS.md"}
 # The gate itself speaks of names that do not exist.
 NOT_CODE = {"tests/gates/check_docs.py", "tests/gates/check_docs_rules.py"}
-EXTENSIONS = re.compile(r"\.(h|hpp|cuh|c|cpp|cu|py|md|txt|json|sh|cmake|in|map|safetensors)$")
+EXTENSIONS = re.compile(r"\.(h|hpp|cuh|c|cpp|cu|py|md|txt|json|sh|cmake|in|safetensors)$")
 
 
 def markdown_files():

@@ -16,7 +16,7 @@ ROWS = 512  # queries that are computed at once
 WEIGHT_FACTOR = 256.0  # of weights in e4m3: docs/fp8.md
 FORMATS = {"bf16": (torch.bfloat16, math.inf), "e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
 FOLD = 32  # products that a tensor core adds at once, and
-FRACTION_BITS = 13  # what stays of their sum's fraction: src/oracle/yardsticks/tensor_core_sum.hpp
+FRACTION_BITS = 13  # what stays of their sum's fraction: src/oracle/yardsticks/attention_naive.cpp
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mask of a case: the tensors that it is made from, and what comes of them.
+// The mask of a case: the tensors that it is made from, and what it becomes.
 #pragma once
 
 #include <memory>
@@ -39,5 +39,12 @@ std::shared_ptr<const HostMask> make_host_mask(const Case& c);
 // The mask of a question: without memory and key. It lives as long as the program, one for each
 // case; null where the case has none.
 const flash3_mask* question_mask(const Case& c);
+
+// tree_mask of a case: every sequence's drafts are a tree, but now and then a query sees any drafts
+// or none, and bits after the last draft are anything. The view is without data: [batch, seq_q], or
+// [total_q].
+flash3_tensor tree_mask_view(const Case& c, const CaseSequences& sequences);
+// A function of the case's seed.
+GuardedTensor make_tree_mask(const Case& c, const CaseSequences& sequences);
 
 }  // namespace flash3::cases

@@ -36,7 +36,7 @@ std::vector<int64_t> log_normal_lengths(int64_t tokens, int64_t draw);
 // What a row of a tensor is to a call.
 enum class RowUse : char {
   kCounts,   // a token
-  kUnused,   // behind the tokens of its sequence that count
+  kUnused,   // after the tokens of its sequence that count
   kOutside,  // of no sequence
 };
 

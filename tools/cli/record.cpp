@@ -195,7 +195,7 @@ int record(const VerifyOptions& options) {
     if (backend == FLASH3_BACKEND_HOPPER) record.check_launch_log(asked);
     run_parts(asked, &record);
     record.print_summary();
-  } catch (const Json::exception& e) {  // what an older program noted of a part, or somebody else
+  } catch (const Json::exception& e) {  // what an older or another program noted of a part
     throw UsageError(format("{} is no record of flash3 verify --record: {}",
                             printable(options.record), e.what()));
   } catch (const PartFailed& e) {

@@ -144,7 +144,8 @@ TEST_F(CliCompare, TakesWhatBenchShares) {
   ASSERT_EQ(flash3(bench + path("1.json")).exit_code, 0);
   const json j = json::parse(slurp(path("1.json")));
   EXPECT_EQ(j["format"], "flash3-bench-share/1");
-  EXPECT_FALSE(j["metadata"].contains("host")) << "whoever shares a file may not want to";
+  EXPECT_FALSE(j["metadata"].contains("host"))
+      << "a user who shares a file may not want to share that";
   for (const char* name : {"cpu", "cores", "memory_gib", "system"})
     EXPECT_TRUE(j["machine"].contains(name)) << name;
   for (const char* name : {"flash3", "commit", "compiler", "libc"})

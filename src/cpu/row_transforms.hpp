@@ -1,14 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rotation of one row, x·D·H/√n: core/rotation.hpp.
+// What becomes of one row of q or k: its rotary position embedding, as flash3_quantize_params
+// describes it, and its rotation, x·D·H/√n (core/rotation.hpp).
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
+#include "core/convert.hpp"
 #include "core/problem.hpp"
 #include "core/rotation.hpp"
 
 namespace flash3::cpu {
+
+inline void apply_rope(const RotaryView& rotary, int64_t position, float* x) {
+  const int pairs = rotary.dim / 2;
+  const int step = rotary.interleaved ? 2 : 1, other = rotary.interleaved ? 1 : pairs;
+  for (int i = 0; i < pairs; ++i) {
+    const float cos = load_float(rotary.cos, rotary.dtype, position * rotary.stride_cos + i);
+    const float sin = load_float(rotary.sin, rotary.dtype, position * rotary.stride_sin + i);
+    float &a = x[i * step], &b = x[i * step + other];
+    const float rotated = a * cos - b * sin;
+    b = a * sin + b * cos;
+    a = rotated;
+  }
+}
 
 // Every product and every sum is rounded, in an order that other backends keep: first the factors,
 // then the sums of neighbours, of neighbours 2 apart, 4 apart and so on.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The largest logit of each head: a call that writes those of each row into the workspace, and what
-// takes the largest of them.
+// Plans around the plan of an attention, for what a call also asks for: rows of no token that are
+// filled, and the largest logit of each head.
 #pragma once
 
 #include <utility>
@@ -8,6 +8,45 @@
 #include "core/backend.hpp"
 
 namespace flash3 {
+
+// The same call, which leaves such rows as they are.
+template <HasPadding P>
+P without_padding(P problem) {
+  problem.fills_padding = false;
+  return problem;
+}
+
+template <HasPadding P>
+class PaddedPlan final : public Plan<P> {
+ public:
+  // attention: null where the call writes nothing else.
+  PaddedPlan(const Backend& backend, PlanPointer<P> attention)
+      : backend_(backend), attention_(std::move(attention)) {}
+
+  size_t workspace_bytes() const override { return attention_ ? attention_->workspace_bytes() : 0; }
+
+  void explain(const P& problem, Explanation* out) const override {
+    if (attention_) attention_->explain(problem, out);
+    out->add("padding", "rows that belong to no token are filled at the end");
+  }
+
+  // The rows differ from those of the attention, which checks lengths before it writes anything.
+  Status launch(const P& problem) const override {
+    if (attention_) FLASH3_CHECK(attention_->launch(without_padding(problem)));
+    return backend_.fill_padding(padding_of(problem), problem.stream);
+  }
+
+  ScheduleNeeds schedule_needs() const override {
+    return attention_ ? attention_->schedule_needs() : ScheduleNeeds{};
+  }
+  Status make_schedule(const P& problem, void* data) const override {
+    return attention_ ? attention_->make_schedule(problem, data) : Status();
+  }
+
+ private:
+  const Backend& backend_;
+  PlanPointer<P> attention_;
+};
 
 // The same call, with the largest logits of its rows at the end of the workspace: [head, row].
 struct RowMaxima {

@@ -94,7 +94,7 @@ if(FLASH3_MANYLINUX)
                   "static libraries, linked in where manylinux_2_28 has older ones" pkg:generic/gcc)
 endif()
 
-# Each exports what its users call and no more: who else has loaded a flash3 must not notice.
+# Each exports what its users call and no more: another library that has loaded a flash3 must not notice.
 function(flash3_python_library target) # and flash3_exports' pattern
   set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${staged} INSTALL_RPATH "$ORIGIN"
                                              BUILD_RPATH "$ORIGIN" BUILD_RPATH_USE_ORIGIN ON)
@@ -144,7 +144,7 @@ if(EXISTS "${python_include}/Python.h")
   endfunction()
   flash3_eager_module(flash3_eager flash3_python)
   flash3_python_library(flash3_eager PyInit__eager)
-  add_dependencies(flash3_torch flash3_eager) # who builds the operators, as pip does, builds this as well
+  add_dependencies(flash3_torch flash3_eager) # a build of the operators alone, as pip makes it, builds this as well
   flash3_header_version(version ${torch_dir}/include/ATen/dlpack.h DLPACK_MAJOR_VERSION DLPACK_MINOR_VERSION)
   flash3_contains(torch DLPack "${version}" Apache-2.0 "header, compiled into _eager.abi3.so" pkg:github/dmlc/dlpack)
   flash3_header_version(version ${python_include}/patchlevel.h PY_MAJOR_VERSION PY_MINOR_VERSION PY_MICRO_VERSION)

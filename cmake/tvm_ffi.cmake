@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # libflash3_tvm_ffi.so: flash3's calls for TVM-FFI (bindings/tvm_ffi/), where the package apache-tvm-ffi of
-# FLASH3_PYTHON_EXECUTABLE gives its C headers. Its own library is linked by name alone: who loads this one has it.
+# FLASH3_PYTHON_EXECUTABLE gives its C headers. Its own library is linked by name alone: a process that loads this one has it.
 set(FLASH3_TVM_FFI AUTO CACHE STRING "Build the library for TVM-FFI: AUTO (if its package is found), ON or OFF")
 set_property(CACHE FLASH3_TVM_FFI PROPERTY STRINGS AUTO ON OFF)
 if(FLASH3_TVM_FFI STREQUAL "OFF" OR SKBUILD OR NOT PROJECT_IS_TOP_LEVEL)

@@ -84,7 +84,7 @@ def example():
 
 
 def minilm(layer):
-    """q, k, v of a trained BERT, [batch, heads, seq, dim]; dout is N(0, 1), since nobody kept the real one."""
+    """q, k, v of a trained BERT, [batch, heads, seq, dim]; dout is N(0, 1), since the real one was not kept."""
     file = (ROOT / f"data/minilm_layer{layer}.safetensors").read_bytes()
     length = int.from_bytes(file[:8], "little")
     header = json.loads(file[8:8 + length])
@@ -110,7 +110,7 @@ KERNELS = {"kernel_bf16": with_flash3, "kernel_fp8_forward": with_fp8_forward, "
 
 
 def kernel_gradients(attention, q, k, v, dout, causal):
-    """Those of flash3's own backward in bfloat16, rounded to it."""
+    """The gradients of flash3's own backward in bfloat16, rounded to it."""
     q, k, v, dout = (x.transpose(1, 2).bfloat16() for x in (q, k, v, dout))
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     attention(*leaves, causal).backward(dout)

@@ -207,7 +207,7 @@ def forward(models, result):
 
 
 def left_padded(models, given):
-    """Tokens with padding in front of the first row, and their mask. A text may have several rows of tokens, as a MusicGen's."""
+    """Tokens with padding before the first row, and their mask. A text may have several rows of tokens, as a MusicGen's."""
     ids = given["input_ids"]
     mask = models.torch.ones_like(ids[:2])
     mask[0, :7] = 0

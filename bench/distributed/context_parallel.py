@@ -9,7 +9,7 @@
 Started once, it starts a process for each GPU (NCCL; --device cpu: gloo, a few tokens, for the tests). A point is causal self-attention in bf16 at
 head dim 128, 64 query heads on 8 KV heads or 16 on 16, with as many tokens on each rank: one sequence, or packed documents of log-normal lengths.
 
-A step is a forward and its backward through autograd, steps behind each other; each pass is the time between two CUDA events in the stream, so that
+A step is a forward and its backward through autograd, steps one after the other; each pass is the time between two CUDA events in the stream, so that
 backward is what follows the forward's last kernel. Ranks begin a sample together, its time is that of the slowest, the order of all ways is another one for each
 sample, and
 the median counts. A sample is 20 ms of steps or one step; steps of 0.6 s or more have 3 samples of "ring" and "alone", and one of each other way.

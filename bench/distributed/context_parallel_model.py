@@ -87,7 +87,7 @@ def seconds_of(cost, report, point, method, what, ranks, args):
 
 
 def share(cost, report, point, method, what, ranks, args):
-    """Of one GPU's speed; None: the method cannot run so."""
+    """The share of one GPU's speed; None: the method cannot run so."""
     seconds, work = seconds_of(cost, report, point, method, what, ranks, args)
     return None if isinstance(seconds, str) else work / seconds
 

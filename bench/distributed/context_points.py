@@ -72,17 +72,17 @@ class ContextPoint:
 
     @property
     def flops(self):
-        """Of a rank in the mean, by pass."""
+        """Operations of a rank in the mean, by pass."""
         return {name: 4 * self.pairs * self.heads * self.dim / self.ranks * factor for name, factor in PASSES.items()}
 
     @property
     def block_bytes(self):
-        """Of a rank's own K and V."""
+        """Bytes of a rank's own K and V."""
         return 2 * self.tokens * self.heads_k * self.dim * ELEMENT
 
     @property
     def own_bytes(self):
-        """Of a rank's own q, k, v, out and their gradients, in bf16."""
+        """Bytes of a rank's own q, k, v, out and their gradients, in bf16."""
         return 4 * self.tokens * (self.heads + self.heads_k) * self.dim * ELEMENT
 
     def small(self, tokens):

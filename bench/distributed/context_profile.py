@@ -32,7 +32,7 @@ NO_WORK = re.compile(r"view|as_strided|slice|narrow|::select$|transpose|unbind|e
 
 
 def profiled_points(points):
-    """Those of a suite that are profiled: one causal sequence, several query heads on a KV head."""
+    """The points of a suite that are profiled: one causal sequence, several query heads on a KV head."""
     return [point for point in points if point.kind == "causal" and point.heads > point.heads_k and point.case.split("/")[1] in TOKENS]
 
 
@@ -142,7 +142,7 @@ def short(name):
 
 
 def trace_of(rank, way):
-    """The events of a step behind others, on the first rank; the other ranks only make it."""
+    """The events of a step after others, on the first rank; the other ranks only make it."""
     from torch.profiler import ProfilerActivity, profile, record_function
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if rank.device == "cuda" else [])]
 

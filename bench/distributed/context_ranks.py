@@ -105,7 +105,7 @@ def step(way):
 
 
 def sample(rank, way, iterations):
-    """Milliseconds of a forward and of a backward on this rank, of steps behind each other."""
+    """Milliseconds of a forward and of a backward on this rank, of steps one after the other."""
     with way.around():
         rank.meet()
         marks = [rank.mark()]
@@ -224,7 +224,7 @@ def measured(rank, case, ways, costs, samples):
     counts = sample_counts({name: cost * iterations[name] for name, cost in costs.items()}, samples)
     times, names = {name: [] for name in ways}, list(ways)
     for i in range(max(counts.values())):
-        # Not in one order: a GPU at its power limit is faster behind a way that leaves it idle.
+        # Not in one order: a GPU at its power limit is faster after a way that leaves it idle.
         random.Random(i).shuffle(names)
         for name in names:
             if i < counts[name]:

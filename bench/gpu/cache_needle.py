@@ -166,7 +166,7 @@ def points(args):
         for dim in args.dims:
             for data in args.data:
                 stack, directions = haystack.spread(data, keys, args.rows, args.heads, dim, args.device)
-                stack.q = directions[:, :1].transpose(0, 1)[None].bfloat16()  # of the append: nobody looks at its result
+                stack.q = directions[:, :1].transpose(0, 1)[None].bfloat16()  # of the append, whose result is not used
                 caches = {layout: {name: Cache(stack, name, layout, args.page_size) for name in CACHES} for layout in LAYOUTS}
                 for level in args.levels:
                     aimed = haystack.aimed(stack, directions, level)

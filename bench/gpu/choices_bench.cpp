@@ -2,7 +2,7 @@
 // Every way in which the forward kernels could run a case (which rows of the tile table, how many
 // heads packed, how many rows a slot has), timed with interleaved samples beside what
 // forward/estimate.cpp expects. The one that a call takes is marked; a case that a decode kernel
-// runs has none. For whoever changes the estimate.
+// runs has none. Run it before changing the estimate.
 //
 //   flash3_bench_choices [case …]
 #include <algorithm>

@@ -11,7 +11,7 @@ for each of several buffers in a row, so many that keys and values take 640 MB a
 before, as engines make them once a step. Samples of all libraries rotate; the median counts. What the graph leaves is checked for two
 sequences against float32; a library that errs by more than 2 % (e4m3: 5 %) has no time. Bytes are those of keys and values that count, read once.
 
-A library that fails is noted with what it says. If it takes the CUDA context with it, the script starts again behind that point (with --json),
+A library that fails is noted with what it says. If it takes the CUDA context with it, the script starts again after that point (with --json),
 where this library is left out. Clocks and watts are those that NVML reports while the samples run. Needs the package flash3, torch with
 CUDA, pynvml, and a Hopper GPU.
 """

@@ -128,7 +128,7 @@ def standing_for(made):
 def exact(q, k, v, rounded=False):
     """(out [1, rows, heads, dim], weights' largest [heads, rows]) in float64, chunk by chunk of rows.
 
-    rounded: weights are brought to e4m3 times 256 in front of the product with V, as docs/fp8.md defines, and only the sums are exact.
+    rounded: weights are brought to e4m3 times 256 before the product with V, as docs/fp8.md defines, and only the sums are exact.
     """
     rows, heads, dim = q.shape[1:]
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=torch.float64, device=q.device)

@@ -131,9 +131,9 @@ def fa2(point, x):
 
 
 # FlexAttention sees one sequence of all tokens under a mask of documents. What torch.compile makes is kept from draw to draw, or
-# each would be compiled anew: so the documents of all points of one size share a tensor, and a point's calls are good until the
+# each would be compiled again: so the documents of all points of one size share a tensor, and a point's calls are good until the
 # next point's are made. A point of another kind begins afresh: what dynamo remembers would make sizes and the softcap dynamic,
-# and behind its limit of recompilations run uncompiled.
+# and beyond its limit of recompilations they run uncompiled.
 
 @functools.cache
 def documents(tokens):

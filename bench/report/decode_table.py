@@ -14,7 +14,7 @@ def to_best(point):
 
 
 def rate(point, name):
-    """What a library reaches there, behind its time: the share of the memory's bandwidth, or TFLOP/s."""
+    """The rate that a library reaches there, shown after its time: the share of the memory's bandwidth, or TFLOP/s."""
     if point["kind"] in OF_BYTES:
         return f" ({100 * point['share_of_peak'][name]:.0f} %)" if "share_of_peak" in point else ""
     return f" ({point['tflops'][name]:.0f} TFLOP/s)"

@@ -30,7 +30,7 @@ def percent(value):
 
 
 def worst(points, name, which=0):
-    """Of each gradient the largest over the points, or nothing where the recipe was not asked."""
+    """The largest error of each gradient over the points, or nothing where the recipe was not asked for."""
     found = [p["errors"][name] for p in points if name in p["errors"]]
     return [max(errors[g][which] for errors in found) for g in GRADIENTS] if found else []
 

@@ -24,7 +24,7 @@ def leads(points, mine, peers, field="tflops"):
 
 
 def ragged_summary(reports):
-    """Of what bench/gpu/peers.py --ragged wrote, by pass and card."""
+    """A summary of what bench/gpu/peers.py --ragged wrote, by pass and card."""
     rows, used = [], []
     peers = [name for name in NAMES if any(name in point["ms"] for _, report in reports for point in report["ragged_points"])]
     for kind in dict.fromkeys(report["pass"] for _, report in reports):
@@ -42,7 +42,8 @@ def ragged_summary(reports):
 
 
 def fp8_summary(reports):
-    """Of what bench/gpu/peers.py --fp8 wrote: FP8 beside the card's own 16 bits and a GEMM. Beside other libraries' FP8 it is in the table of speed."""
+    """A summary of what bench/gpu/peers.py --fp8 wrote: FP8 beside the card's own 16 bits and a GEMM. The table of speed compares it with other
+    libraries' FP8."""
     beside = {"flash3_bf16": "flash3's bf16", "cudnn": "cuDNN's bf16", "fp8_gemm": "the FP8 GEMM"}
     rows, used = [], []
     for device, items in newest_of_each_device(reports).items():
@@ -57,7 +58,7 @@ def fp8_summary(reports):
 
 
 def cache_summary(reports):
-    """Of what bench/gpu/decode_peers.py wrote, by kind of call and card."""
+    """A summary of what bench/gpu/decode_peers.py wrote, by kind of call and card."""
     rows, used = [], []
     peers = [name for name in NAMES if any(name in point["us"] for _, report in reports for point in report["cache_points"])]
     for device, items in newest_of_each_device(reports).items():
@@ -74,7 +75,7 @@ def cache_summary(reports):
 
 
 def context_summary(reports):
-    """Of what bench/distributed/context_parallel.py wrote, by kind, pass and number of GPUs."""
+    """A summary of what bench/distributed/context_parallel.py wrote, by kind, pass and number of GPUs."""
     rows = []
     for _, report in sorted(reports, key=lambda item: item[1]["ranks"]):
         ranks = report["ranks"]

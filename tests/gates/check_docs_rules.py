@@ -52,7 +52,7 @@ class Tiles(unittest.TestCase):
 
 class Links(unittest.TestCase):
     def complaints(self, text):
-        """Of a text in docs/, beside docs/figures.md, a page with headings."""
+        """The complaints about links of a text in docs/, beside docs/figures.md, a page with headings."""
         return list(check_docs.check_links(check_docs.ROOT / "docs/x.md", text))
 
     def test_links_that_lead_somewhere(self):

@@ -101,7 +101,7 @@ def test_error_and_memory_are_drawn(tmp_path):
 
 
 def trace(consumers):
-    """What `flash3 trace` writes, of consumers whose phases are [(name, microseconds, key tile)], one behind the other."""
+    """What `flash3 trace` writes, of consumers whose phases are [(name, microseconds, key tile)], one after the other."""
     events = []
     for tid, phases in enumerate(consumers):
         events.append({"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": f"consumer {tid}"}})

@@ -99,7 +99,7 @@ def test_profile(profiled, script):
         names = [name for *_, kind, name in call["intervals"] if kind == "attention"]
         # The ring of two ranks has two calls, and all-gather one or two for each quarter, of two KV heads.
         assert set(names) == {f"flash3::{call['pass']}_out"} and (len(names) == 2 if call["method"] == "ring" else len(names) >= 2)
-        # Of all-gather, the first heads have two parts as a ring has, and gloo's messages are its barriers.
+        # In all-gather the first heads have two parts, as in a ring, and gloo's messages are its barriers.
         assert len(spans["merge"]) == (call["pass"] == "forward") and spans["nccl"]
         assert call["busy_us"]["attention"] == pytest.approx(sum(b - a for a, b in spans["attention"]), abs=1)
         assert 0 <= call["messages_under_attention_us"] <= call["messages_under_compute_us"] <= call["messages_us"] + 0.1
@@ -392,7 +392,7 @@ def test_model(script):
 
 @pytest.mark.parametrize("ranks", (2, 4))
 def test_auto_on_what_was_measured(ranks):
-    """Of the committed points: by the forward alone auto takes the fastest forward; in training it never takes longer than that choice would, and on
+    """At the committed points: by the forward alone auto takes the fastest forward; in training it never takes longer than that choice would, and on
     four ranks as long as the fastest method."""
     report = json.loads((ROOT / f"bench/results/context_parallel_{ranks}_h200.json").read_text(encoding="utf-8"))
     points = [point for point in report["context_points"] if point["kind"] == "causal"]

@@ -49,7 +49,7 @@ def test_calls(scripts, device, sizes, name):
         out = made[buffer]()
         outs.append(out.clone())
         assert x.error(out, x.references(buffer)) < ERROR[point.dtype]
-        # The results of other heads, and of a row that nobody wrote.
+        # The results of other heads, and of a row that was not written.
         wrong = out.reshape(*x.packed_q.shape[:2], point.dim_v).roll(1, 1)
         assert x.error(wrong, x.references(buffer)) > 0.02
         wrong[-1] = float("nan")

@@ -201,7 +201,7 @@ def test_compile(device):
 
 
 def test_compile_with_other_lengths(device):
-    """A step of decoding compiles once: a cache that it wrote is read by what comes behind it in the graph."""
+    """A step of decoding compiles once: a cache that it wrote is read by what follows it in the graph."""
     def step(q, k_cache, v_cache, k, v, lengths):
         out = fa.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True)
         return out, k_cache.float().sum(), lengths + 1

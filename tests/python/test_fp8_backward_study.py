@@ -27,7 +27,7 @@ def test_without_rounding_it_is_autograd(script, causal):
 
 
 def test_forward_is_that_of_flash3(script):
-    """Of the same e4m3 tensors, but for the weights that round the other way and the bfloat16 of out."""
+    """Of the same e4m3 tensors both have the same out, but for weights that round the other way and the bfloat16 of out."""
     sim, study = script("cpu.fp8_backward_sim"), script("cpu.fp8_backward_study")
     q, k, v, dout = inputs(384, 64)
     out = flash3.attention(*(x.transpose(1, 2).bfloat16() for x in (q, k, v)), causal=True, compute="fp8").transpose(1, 2).float()

@@ -226,7 +226,7 @@ def test_fp8_peers_of_the_scripts(gpu_script):
 
 
 @pytest.mark.parametrize("arguments,message", [(("plot", "nowhere.json"), "there is no file nowhere.json"),
-                                               (("plot", __file__), "is no JSON"),
+                                               (("plot", __file__), "is not JSON"),
                                                (("run", "--device", "cpu", "--peers", "fa9"), "peer 'fa9' but on cpu there are"),
                                                ((), "required")])
 def test_errors(arguments, message):

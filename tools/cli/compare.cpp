@@ -100,7 +100,7 @@ std::vector<double> samples_of(const Json& result, const std::string& path) {
   std::vector<double> samples;
   for (const Json& sample : *at) {
     if (!sample.is_number() || !(sample.get<double>() > 0))
-      refuse(path, "a case has samples_ms that are no times");
+      refuse(path, "a case has samples_ms that are not times");
     samples.push_back(sample.get<double>());
   }
   return samples;

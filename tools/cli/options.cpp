@@ -210,8 +210,8 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   bench_app->add_option("--backend", bench_options.backend, kBackendHelp)->capture_default_str();
   bench_app->add_option(
       "--dtype", bench_options.dtype,
-      "Of the suite and of --ceiling: bf16 (the default), fp16 or fp32; of --ceiling alone "
-      "e4m3 too");
+      "The dtype of the suite and of --ceiling: bf16 (the default), fp16 or fp32; --ceiling alone "
+      "takes e4m3 too");
   auto* ceiling_flag = bench_app->add_flag(
       "--ceiling", bench_options.ceiling,
       "Hopper: also measure what the tensor cores sustain, before and after the cases, and print "

@@ -118,14 +118,14 @@ def draw_report(report, stem):
 
 
 def draw_all(paths, folder):
-    """Draws each of these files that holds something to draw; returns (written files, files without). Raises ValueError for what is no JSON."""
+    """Draws each of these files that holds something to draw; returns (written files, files without). Raises ValueError for what is not JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     written, skipped = [], []
     for path in paths:
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as problem:
-            raise ValueError(f"{path} is no JSON: {problem}") from None
+            raise ValueError(f"{path} is not JSON: {problem}") from None
         drawn = draw_report(report, folder / path.stem)
         written += drawn
         if not drawn:

@@ -40,11 +40,4 @@ std::shared_ptr<const HostMask> make_host_mask(const Case& c);
 // case; null where the case has none.
 const flash3_mask* question_mask(const Case& c);
 
-// tree_mask of a case: every sequence's drafts are a tree, but now and then a query sees any drafts
-// or none, and bits after the last draft are anything. The view is without data: [batch, seq_q], or
-// [total_q].
-flash3_tensor tree_mask_view(const Case& c, const CaseSequences& sequences);
-// A function of the case's seed.
-GuardedTensor make_tree_mask(const Case& c, const CaseSequences& sequences);
-
 }  // namespace flash3::cases

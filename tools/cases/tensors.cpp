@@ -14,6 +14,7 @@
 #include "cases/mask.hpp"
 #include "cases/memory.hpp"
 #include "cases/split_mix.hpp"
+#include "cases/tree_mask.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -233,8 +233,8 @@ nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
   if (!failure.empty()) throw PartFailed("sanitizer: " + failure);
   size_t cases = 0;
   for (const auto& list : lists) cases += list.size();
-  progress.print(
-      format("{} cases under each tool, nothing found but {} hazards known to be false", cases, known));
+  progress.print(format("{} cases under each tool, nothing found but {} hazards known to be false",
+                        cases, known));
   return {{"command", "compute-sanitizer --tool … flash3 verify --case …"},
           {"tools", kTools},
           {"passed", cases},

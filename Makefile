@@ -17,7 +17,7 @@ INPUT ?= data/minilm_layer0.safetensors
 has_gpu := $(wildcard /dev/nvidiactl /dev/dxg)
 kernels := $(or $(FLASH3_HOPPER),$(if $(has_gpu),AUTO,OFF))
 
-# What make check compiles with; make test in front of it, then, or all would be compiled twice.
+# What make check compiles with; make test before it too, or all would be compiled twice.
 FLASH3_WERROR ?= $(if $(filter check,$(MAKECMDGOALS)),ON)
 export FLASH3_WERROR
 

@@ -1,7 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as JSON with a row on a line, so that a change of one measurement changes one line."""
+"""Results as JSON with a row on a line, so that a change of one measurement changes one line, and the commit that they are of."""
 import json
 import pathlib
+import subprocess
+
+from bench import ROOT
+
+
+def commit_of(given, error):
+    """Where the library comes from; a result without it is worth nothing."""
+    if given is not None:
+        return given.strip() or error("--commit is empty; it must name the commit that the library was built from")
+    try:
+        git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
+        return git.stdout.strip() or error("git names no commit; give --commit")
+    except (OSError, subprocess.CalledProcessError):
+        return error("there is no git here to name the commit that the library was built from; give --commit")
 
 
 def _is_table(value):

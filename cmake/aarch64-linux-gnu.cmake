@@ -9,5 +9,5 @@ set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH /usr/aarch64-linux-gnu)
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
-# Its CMake files name a library of this machine too, which nobody links.
+# Its CMake files name a library of this machine too, which is never linked.
 file(GLOB fmt_DIR /usr/lib/*-linux-gnu/cmake/fmt)

@@ -48,10 +48,10 @@ string(SUBSTRING ${hub_sums} 0 10 hub_sums)
 set(hub_name flash3_${hub_backend}_${hub_sums})
 
 set(hub_folder ${PROJECT_BINARY_DIR}/hub)
-function(flash3_hub_library target exports)
+function(flash3_hub_library target)
   set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${hub_folder} INSTALL_RPATH "$ORIGIN"
-                                             BUILD_RPATH "$ORIGIN" BUILD_RPATH_USE_ORIGIN ON LINK_DEPENDS ${exports})
-  target_link_options(${target} PRIVATE LINKER:--version-script=${exports})
+                                             BUILD_RPATH "$ORIGIN" BUILD_RPATH_USE_ORIGIN ON)
+  flash3_exports(${target} ${ARGN})
   install(TARGETS ${target} LIBRARY DESTINATION build/${hub_variant} COMPONENT hub EXCLUDE_FROM_ALL)
 endfunction()
 
@@ -59,16 +59,16 @@ add_library(flash3_hub SHARED ${flash3_library_objects})
 target_link_libraries(flash3_hub PRIVATE $<$<BOOL:${FLASH3_WITH_HOPPER}>:flash3::cudart> flash3_manylinux)
 flash3_library(flash3_hub)
 set_target_properties(flash3_hub PROPERTIES OUTPUT_NAME ${hub_name})
-flash3_hub_library(flash3_hub ${PROJECT_SOURCE_DIR}/cmake/flash3.map)
+flash3_hub_library(flash3_hub flash3_*)
 target_link_options(flash3_hub PRIVATE LINKER:--no-undefined)
 
 flash3_torch_library(flash3_hub_torch flash3_hub)
 target_compile_definitions(flash3_hub_torch PRIVATE FLASH3_TORCH_NAME=${hub_name})
 set_target_properties(flash3_hub_torch PROPERTIES OUTPUT_NAME ${hub_name}_torch)
-flash3_hub_library(flash3_hub_torch ${PROJECT_SOURCE_DIR}/cmake/flash3_torch.map)
+flash3_hub_library(flash3_hub_torch)
 
 flash3_eager_module(flash3_hub_eager flash3_hub)
-flash3_hub_library(flash3_hub_eager ${PROJECT_SOURCE_DIR}/cmake/flash3_eager.map)
+flash3_hub_library(flash3_hub_eager PyInit__eager)
 
 file(READ bindings/python/flash3/_build.py hub_build)
 string(REPLACE "NAME = \"flash3\"" "NAME = \"${hub_name}\"" hub_build "${hub_build}")

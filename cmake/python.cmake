@@ -73,7 +73,10 @@ if(FLASH3_MANYLINUX)
   execute_process(COMMAND ${FLASH3_PYTHON_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/manylinux/stubs.py --compiler ${CMAKE_CXX_COMPILER}
                           --readelf ${CMAKE_READELF} ${stubs} COMMAND_ERROR_IS_FATAL ANY)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/manylinux/stubs.py)
-  add_library(flash3_single_threaded STATIC ${PROJECT_SOURCE_DIR}/cmake/manylinux/single_threaded.c)
+  # libstdc++'s headers ask glibc, since 2.32, whether the process has one thread. Never sure of it: counts are atomic.
+  set(single_threaded ${PROJECT_BINARY_DIR}/single_threaded.c)
+  file(CONFIGURE OUTPUT ${single_threaded} CONTENT "char __libc_single_threaded = 0;\n")
+  add_library(flash3_single_threaded STATIC ${single_threaded})
   set_target_properties(flash3_single_threaded PROPERTIES POSITION_INDEPENDENT_CODE ON)
   set(libraries "") # the stubs as options: by their names CMake would make a path to load them from
   foreach(name IN ITEMS libstdc++.so.6 libm.so.6 libgcc_s.so.1 libc.so.6 ld-linux-x86-64.so.2)
@@ -91,19 +94,18 @@ if(FLASH3_MANYLINUX)
                   "static libraries, linked in where manylinux_2_28 has older ones" pkg:generic/gcc)
 endif()
 
-# Each exports what its users call and no more: who else has loaded a flash3 must not notice.
-function(flash3_python_library target exports)
+# Each exports what its users call and no more: another library that has loaded a flash3 must not notice.
+function(flash3_python_library target) # and flash3_exports' pattern
   set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${staged} INSTALL_RPATH "$ORIGIN"
                                              BUILD_RPATH "$ORIGIN" BUILD_RPATH_USE_ORIGIN ON)
-  target_link_options(${target} PRIVATE LINKER:--version-script=${exports})
-  set_property(TARGET ${target} PROPERTY LINK_DEPENDS ${exports})
+  flash3_exports(${target} ${ARGN})
   install(TARGETS ${target} LIBRARY DESTINATION flash3 COMPONENT python EXCLUDE_FROM_ALL) # for the wheel alone
 endfunction()
 
 add_library(flash3_python SHARED ${flash3_library_objects})
 target_link_libraries(flash3_python PRIVATE $<$<BOOL:${FLASH3_WITH_HOPPER}>:flash3::cudart> flash3_manylinux)
 flash3_library(flash3_python)
-flash3_python_library(flash3_python ${PROJECT_SOURCE_DIR}/cmake/flash3.map)
+flash3_python_library(flash3_python flash3_*)
 target_link_options(flash3_python PRIVATE LINKER:--no-undefined)
 
 # What the operators are made of, but for their names in torch.ops (ops.cpp).
@@ -127,7 +129,7 @@ function(flash3_torch_library target library)
   target_link_options(${target} PRIVATE LINKER:--no-undefined)
 endfunction()
 flash3_torch_library(flash3_torch flash3_python)
-flash3_python_library(flash3_torch ${PROJECT_SOURCE_DIR}/cmake/flash3_torch.map)
+flash3_python_library(flash3_torch)
 
 execute_process(COMMAND ${FLASH3_PYTHON_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('include'))"
                 OUTPUT_VARIABLE python_include OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
@@ -141,8 +143,8 @@ if(EXISTS "${python_include}/Python.h")
     target_link_libraries(${target} PRIVATE flash3_manylinux ${library} flash3_warnings)
   endfunction()
   flash3_eager_module(flash3_eager flash3_python)
-  flash3_python_library(flash3_eager ${PROJECT_SOURCE_DIR}/cmake/flash3_eager.map)
-  add_dependencies(flash3_torch flash3_eager) # who builds the operators, as pip does, builds this as well
+  flash3_python_library(flash3_eager PyInit__eager)
+  add_dependencies(flash3_torch flash3_eager) # a build of the operators alone, as pip makes it, builds this as well
   flash3_header_version(version ${torch_dir}/include/ATen/dlpack.h DLPACK_MAJOR_VERSION DLPACK_MINOR_VERSION)
   flash3_contains(torch DLPack "${version}" Apache-2.0 "header, compiled into _eager.abi3.so" pkg:github/dmlc/dlpack)
   flash3_header_version(version ${python_include}/patchlevel.h PY_MAJOR_VERSION PY_MINOR_VERSION PY_MICRO_VERSION)
@@ -166,8 +168,8 @@ if(EXISTS "${jaxlib_dir}/include/xla/ffi/api/ffi.h")
   target_include_directories(flash3_jax PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_include_directories(flash3_jax SYSTEM PRIVATE ${jaxlib_dir}/include)
   target_link_libraries(flash3_jax PRIVATE flash3_manylinux flash3_python flash3_warnings)
-  set_target_properties(flash3_jax PROPERTIES CXX_VISIBILITY_PRESET default) # XLA's macro leaves that open; the map decides
-  flash3_python_library(flash3_jax ${PROJECT_SOURCE_DIR}/cmake/flash3_jax.map)
+  set_target_properties(flash3_jax PROPERTIES CXX_VISIBILITY_PRESET default) # XLA's macro leaves that open; flash3_exports decides
+  flash3_python_library(flash3_jax flash3_jax_*)
   target_link_options(flash3_jax PRIVATE LINKER:--no-undefined)
   add_dependencies(flash3_torch flash3_jax) # as _eager
   file(STRINGS ${jaxlib_dir}/version.py version REGEX "^_version")

@@ -5,7 +5,7 @@
 # No time and no serial number: the same build gives the same file.
 
 # flash3_contains(PART NAME VERSION LICENSE HOW PURL): PART is library, program, torch, jax or tvm_ffi; LICENSE an SPDX expression, or
-# a name with an address behind a bar; PURL without the version.
+# a name with an address after a bar; PURL without the version.
 function(flash3_contains part name version license how purl)
   if(version STREQUAL "")
     message(FATAL_ERROR "flash3: the version of ${name} is not known, and the bill of materials needs it")

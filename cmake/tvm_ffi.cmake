@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # libflash3_tvm_ffi.so: flash3's calls for TVM-FFI (bindings/tvm_ffi/), where the package apache-tvm-ffi of
-# FLASH3_PYTHON_EXECUTABLE gives its C headers. Its own library is linked by name alone: who loads this one has it.
+# FLASH3_PYTHON_EXECUTABLE gives its C headers. Its own library is linked by name alone: a process that loads this one has it.
 set(FLASH3_TVM_FFI AUTO CACHE STRING "Build the library for TVM-FFI: AUTO (if its package is found), ON or OFF")
 set_property(CACHE FLASH3_TVM_FFI PROPERTY STRINGS AUTO ON OFF)
 if(FLASH3_TVM_FFI STREQUAL "OFF" OR SKBUILD OR NOT PROJECT_IS_TOP_LEVEL)
@@ -25,10 +25,9 @@ add_library(flash3_tvm_ffi MODULE bindings/tvm_ffi/functions.cpp)
 target_include_directories(flash3_tvm_ffi PRIVATE ${PROJECT_SOURCE_DIR}/src)
 target_include_directories(flash3_tvm_ffi SYSTEM PRIVATE ${tvm_ffi_dir}/include)
 target_link_libraries(flash3_tvm_ffi PRIVATE flash3::flash3 flash3_warnings ${tvm_ffi_dir}/lib/libtvm_ffi.so)
-target_link_options(flash3_tvm_ffi PRIVATE
-                    LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/flash3_tvm_ffi.map LINKER:--no-undefined)
-set_target_properties(flash3_tvm_ffi PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/flash3_tvm_ffi.map
-                                                INSTALL_RPATH "$ORIGIN")
+flash3_exports(flash3_tvm_ffi __tvm_ffi_*)
+target_link_options(flash3_tvm_ffi PRIVATE LINKER:--no-undefined)
+set_target_properties(flash3_tvm_ffi PROPERTIES INSTALL_RPATH "$ORIGIN")
 if(FLASH3_INSTALL)
   install(TARGETS flash3_tvm_ffi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT tvm_ffi)
 endif()

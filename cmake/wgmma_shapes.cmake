@@ -6,7 +6,7 @@
 # writes device/ptx/wgmma_shapes.inc into the build folder, which src/cuda/device/ptx/wgmma.cuh includes: a row for every N
 # that the hardware has, the multiples of 8 up to 256, so that a row of a tile table needs nothing else. A row here is
 #
-#   FLASH3_WGMMA_N(N, the eight numbers behind the accumulators', "%0, %1, …", "+f"(d[0]), "+f"(d[1]), …)
+#   FLASH3_WGMMA_N(N, the eight numbers after the accumulators', "%0, %1, …", "+f"(d[0]), "+f"(d[1]), …)
 function(flash3_wgmma_shapes)
   set(registers "")
   set(outputs "")
@@ -19,15 +19,15 @@ function(flash3_wgmma_shapes)
       list(APPEND registers %${i})
       list(APPEND outputs "\"+f\"(d[${i}])")
     endforeach()
-    set(behind "")
+    set(others "")
     foreach(i RANGE 7)
       math(EXPR number "${count} + ${i}")
-      list(APPEND behind ${number})
+      list(APPEND others ${number})
     endforeach()
-    foreach(items IN ITEMS registers outputs behind)
+    foreach(items IN ITEMS registers outputs others)
       list(JOIN ${items} ", " ${items}_text)
     endforeach()
-    string(APPEND rows "FLASH3_WGMMA_N(${n}, ${behind_text}, \"${registers_text}\", ${outputs_text})\n")
+    string(APPEND rows "FLASH3_WGMMA_N(${n}, ${others_text}, \"${registers_text}\", ${outputs_text})\n")
   endforeach()
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/device/ptx/wgmma_shapes.inc @ONLY
        CONTENT "// Written by cmake/wgmma_shapes.cmake.\n${rows}")

@@ -25,7 +25,7 @@ release = re.search(r'FLASH3_VERSION_STRING "(.*)"', VERSION)[1]
 
 extensions = ["breathe", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**", "src/**.md", "bindings/**.md", "data/*.md"]
+include_patterns = ["*.md", "docs/**", "src/**.md", "bindings/**.md", "data/*.md", "bench/*.md"]
 exclude_patterns = ["build*", "dist", ".*", "**/.*"]
 nitpicky = True
 smartquotes_action = "D"  # dashes alone: i' is no quotation

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences of different lengths in one call, packed one behind the other, as gpt-oss has its
+// Sequences of different lengths in one call, packed one after the other, as gpt-oss has its
 // heads: causal, under a sliding window, and with a sink.
 #include <cmath>
 #include <cstdint>

@@ -71,7 +71,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens, places=None):
-        """places: those of the tokens in their sequence, [tokens]; None: one behind the other."""
+        """places: those of the tokens in their sequence, [tokens]; None: one after the other."""
         x = self.token(tokens) + (self.position.weight[:tokens.shape[1]] if places is None else self.position(places))
         return self.head(self.norm(self.blocks(x)))
 

@@ -20,7 +20,7 @@ constexpr int64_t kMaxTokens = kPageSize * kMaxPages;
 
 using Floats = std::vector<float>;
 
-// Pages that nobody has.
+// Pages that no sequence has.
 class PagePool {
  public:
   PagePool() {

@@ -29,7 +29,7 @@ void check(cudaError_t error) {
 uint16_t to_bfloat16(float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); }
 float to_float(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
 
-// What a call reads and writes, one behind the other, of all layers.
+// What a call reads and writes, one after the other, of all layers.
 struct Buffers {
   uint16_t *q, *k_new, *v_new, *out, *k, *v;
   int32_t *lengths, *table;
@@ -102,7 +102,7 @@ int main() {
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   const Buffers device = buffers_in(static_cast<unsigned char*>(device_memory));
 
-  // All layers need the same: one behind the other they share workspace and schedule.
+  // All layers need the same: one after the other they share workspace and schedule.
   flash3::Forward first = layer_call(device, 0);
   first.stream = stream;
   const size_t workspace_size = flash3::workspace(first),

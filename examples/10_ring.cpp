@@ -7,14 +7,14 @@
 // that came before are computed with:
 //
 //   own keys        both halves are in order: one causal call
-//   of a rank < r   the first half is in front of all queries here, the second half behind them all
+//   of a rank < r   the first half is before all queries here, the second half after them all
 //   of a rank > r   both halves lie between those here: the second half's queries see all of them
 //
 // So each step is one call, after the first without a mask, and all ranks have as much work.
 // Results of steps are float32; flash3_merge brings them together by their lse, and rounds once at
 // the end. A step's backward takes the final out and lse, so that gradients of steps add up. The
-// sums for keys and values go round behind these, and at last home. No rank has memory for the
-// whole sequence, but for what it is compared with.
+// sums for keys and values follow these around the ring, and at last go home. No rank has memory
+// for the whole sequence, but for what it is compared with.
 //
 //   10_ring [ranks]
 #include <cuda_runtime.h>
@@ -154,7 +154,7 @@ class Attention {
       add_rows(key_sums(s), key_part_, kKvHeads, step_of(s).k);
       add_rows(key_sums(s) + k_size_, key_part_ + k_size_, kKvHeads, step_of(s).k);
     }
-    const int last = ring_.ranks - 1;  // then the sums are at the rank behind their own
+    const int last = ring_.ranks - 1;  // then the sums are at the rank after their own
     ring_.side_by_side([&] { ring_.pass_on(key_sums(last), key_sums(last + 1), 2 * k_size_); },
                        [] {});
   }
@@ -238,9 +238,9 @@ class Attention {
     return {.q = rows_of(1), .k = all, .causal = false};
   }
 
-  // K and behind it V of step s. A step reads and sends one buffer, and receives into the other.
+  // K and after it V of step s. A step reads and sends one buffer, and receives into the other.
   uint16_t* keys(int s) const { return s == 0 ? own_keys_ : come_keys_ + s % 2 * 2 * k_size_; }
-  // The sums of their gradients, likewise. They come a step behind the keys.
+  // The sums of their gradients, likewise. They come a step after the keys.
   float* key_sums(int s) const { return key_sums_ + s % 2 * 2 * k_size_; }
   void pass_on_keys(int s) const {
     if (s + 1 < ring_.ranks) ring_.pass_on(keys(s), keys(s + 1), 2 * k_size_);

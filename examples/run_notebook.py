@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the cells of a notebook one behind the other, without Jupyter.
+"""Runs the cells of a notebook one after the other, without Jupyter.
 
     python examples/run_notebook.py examples/tour.ipynb [--write | --check]
 

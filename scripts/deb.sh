@@ -20,8 +20,8 @@ rm $build/library/DEBIAN/post*
 echo "activate-noawait ldconfig" >$build/library/DEBIAN/triggers
 dpkg-deb --root-owner-group -b $build/library "${library[0]}" >/dev/null
 
-# The program's --help stands for a page of the manual; no report in Debian is closed by these packages; and who publishes them sets
-# the maintainer.
+# The program's --help takes the place of a page of the manual; these packages close no report in Debian; and their publisher sets the
+# maintainer.
 lintian --fail-on error,warning --allow-root \
   --suppress-tags no-manual-page,initial-upload-closes-no-bugs,bogus-mail-host,bogus-mail-host-in-debian-changelog $out/*.deb
 

@@ -30,10 +30,17 @@ pip_install=(install -q --disable-pip-version-check --no-compile)
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
 
-# install_system_packages LIST…: files of package names.
+# system_packages NAME: those of scripts/apt-packages.txt that scripts/setup.sh NAME installs.
+system_packages() {
+  awk -v name="$1" '/^# for / { sub(/:.*/, ""); here = index($0 " ", " " name " ") > 0; next }
+                    NR == 1 { here = 1 }
+                    here && NF && !/^#/' scripts/apt-packages.txt
+}
+
+# install_system_packages NAME
 install_system_packages() {
   local packages missing=() package
-  packages=$(grep -hv '^#' "$@")
+  packages=$(system_packages "$1")
   if ! command -v dpkg-query >/dev/null; then
     check_system_commands
     return
@@ -156,15 +163,7 @@ install_hub() {
 }
 
 mkdir -p "$toolchain"
-lists=(scripts/apt-packages.txt)
-case ${1:-} in
-  fuzz) lists+=(scripts/apt-packages-fuzz.txt) ;;
-  aarch64) lists+=(scripts/apt-packages-aarch64.txt) ;;
-  deb) lists+=(scripts/apt-packages-deb.txt) ;;
-  gates | release) lists+=(scripts/apt-packages-docs.txt scripts/apt-packages-check.txt) ;;
-  docs) lists+=(scripts/apt-packages-docs.txt) ;;
-esac
-install_system_packages "${lists[@]}"
+install_system_packages "${1:-}"
 case ${1:-} in
   fuzz | aarch64) exit ;;
   docs) install_wheels docs || true; exit ;; # docs/build.sh says what is missing

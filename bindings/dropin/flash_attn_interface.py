@@ -62,7 +62,7 @@ def _number(scale):
 def _takes_window_at(position):
     """For functions with window_size_left and window_size_right where 2.8 has window_size, a pair, which may be given by position."""
     def decorate(function):
-        names = function.__code__.co_varnames[position + 2:]  # of what comes behind window_size
+        names = function.__code__.co_varnames[position + 2:]  # of what follows window_size
 
         @functools.wraps(function)
         def called(*args, **named):
@@ -265,7 +265,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         page_table = _either("page_table", page_table, "block_table", block_table)
     elif scheduler_metadata is None and k is v is rotary_cos is rotary_sin is cu_seqlens_q is cache_leftpad is qv is None and (
             page_table is None or cache_batch_idx is None):
-        # A plain step; what is refused, and what FP8 tensors have besides, is for the long way.
+        # A plain step; the long way takes what is refused, and what else FP8 tensors have.
         options = {"causal": causal, "window": window_size, "softcap": softcap, "seqused_k": cache_seqlens}
         for name, x in (("softmax_scale", softmax_scale), ("page_table", page_table), ("cache_batch_idx", cache_batch_idx),
                         ("sink", s_aux)):

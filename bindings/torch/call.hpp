@@ -50,7 +50,7 @@ void check_dims(std::string_view name, const Tensor& t);
 
 Tensor empty(const Sizes& sizes, int32_t dtype, const Device& device);
 // The same with its heads before its rows, [batch, heads, seq, dim], in memory that has them
-// behind.
+// after its rows.
 Tensor empty_heads_first(const Sizes& sizes, int32_t dtype, const Device& device);
 void* current_stream(int32_t device_index);
 
@@ -116,7 +116,7 @@ template <class Params>
 class Call {
  public:
   Call(const Schema<Params>& schema, StableIValue* stack) : schema_(schema) {
-    // All are taken before any is refused: whoever takes a tensor owns it.
+    // All are taken before any is refused: a function that takes a tensor owns it.
     for (size_t i = 0; i < schema.count; ++i) values_[i] = {schema.arguments[i].type, stack[i]};
     params.struct_size = sizeof params;
     begin_window(&params);

@@ -51,7 +51,7 @@ struct Torch {
 };
 Torch torch;
 
-// A variable of one of torch's modules. It has the value idle while nobody uses what it tells of.
+// A variable of one of torch's modules. It has the value idle while what it tells of is not used.
 struct Variable {
   PyObject *dictionary, *name, *idle;
 
@@ -63,7 +63,7 @@ struct Variable {
 Variable profiler_enabled, forward_ad_level;
 
 // Whether a function without arguments gives something that counts as true. An error counts as true
-// as well: the operator meets what is behind it.
+// as well: the operator then meets the reason.
 bool is_true(PyObject* function) {
   const Owned answer(PyObject_CallNoArgs(function));
   return !answer || PyObject_IsTrue(answer.get()) != 0;
@@ -133,7 +133,7 @@ bool is_same(DLDevice a, DLDevice b) {
   return a.device_type == b.device_type && a.device_id == b.device_id;
 }
 
-// False for what is no schedule's memory: bytes one behind the other, of this device.
+// False for what is no schedule's memory: contiguous bytes of this device.
 bool describe_schedule(PyObject* x, DLDevice device, flash3_schedule* schedule) {
   DLTensor t{};
   if (!is_plain(x) || torch.dlpack->dltensor_from_py_object_no_sync(x, &t) != 0) return false;

@@ -79,7 +79,7 @@ struct Options {
     return true;
   }
 
-  // What an operator takes besides q, k and v.
+  // What an operator takes in addition to q, k and v.
   bool find_arguments(const flash3_torch::Schema<flash3_forward_params>& schema) {
     for (size_t i = 3; i < schema.count; ++i)
       if (!add(schema.arguments[i].name)) return false;

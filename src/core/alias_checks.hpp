@@ -16,9 +16,9 @@ namespace flash3 {
 // The memory of a call: strided tensors, and regions without gaps.
 class CallMemory {
  public:
-  // One without elements is left out. by_page: the first index of all such tensors is the same in
-  // all that a call does, as that of k and v is in a paged cache, so that only elements with the
-  // same first index must not share memory.
+  // A tensor without elements is left out. by_page: all such tensors are read and written at the
+  // same first index, as k and v of a paged cache are, so that only elements with the same first
+  // index must not share memory.
   void add(const char* name, const flash3_tensor& tensor, bool written, bool by_page = false);
   void add(const char* name, const void* data, size_t bytes, bool written);
 

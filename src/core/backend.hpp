@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "core/latent_checks.hpp"
+#include "core/option_checks.hpp"
 #include "core/padding.hpp"
 #include "core/plan.hpp"
 
@@ -27,7 +27,7 @@ class Backend {
   // Whether this backend can read and write at address; null counts as yes. Fails where nobody can
   // tell: the device's context is lost.
   virtual Status can_access(const void* address, bool* accessible) const = 0;
-  // Memory that no other backend can touch: each of them is refused it, since host code cannot tell
+  // Memory that no other backend can touch: all others refuse it, since host code cannot tell
   // device memory from its own.
   virtual Status owns(const void*, bool* owned) const {
     *owned = false;
@@ -39,7 +39,7 @@ class Backend {
 
   // The one entry for each kind of problem; fails where this backend cannot run it, and says why:
   // what available() says comes first. A problem that it is given never quantizes and never fills
-  // padding: core/quantized_forward.hpp and core/padded_plan.hpp make of it what does.
+  // padding: core/quantized_forward.hpp and core/wrapped_plan.hpp do both around it.
   virtual Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const = 0;
   virtual Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const = 0;
   virtual Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const = 0;
@@ -129,9 +129,8 @@ template <AnyProblem P>
 Status check_workspace(const P& problem, const PlannedCall<P>& call);
 
 // Whether the call's workspace lies in none of its tensors, and what it writes in neither its
-// schedule nor its mask:
-// check_aliases() has compared the tensors with each other. `params` are those that became the
-// problem.
+// schedule nor its mask; check_aliases() has compared the tensors with each other. `params` are
+// those that became the problem.
 template <AnyProblem P, class Params>
 Status check_scratch_aliases(const Params* params, const P& problem, const PlannedCall<P>& call);
 

@@ -6,10 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/latent_checks.hpp"
 #include "core/message.hpp"
+#include "core/option_checks.hpp"
 #include "core/params.hpp"
-#include "core/rotary_checks.hpp"
 
 namespace flash3 {
 namespace {
@@ -46,8 +45,8 @@ Status check_company(const Params& p) {
   FLASH3_CHECK(check_without(batch_idx, page_table, "a page table tells where the keys lie"));
 
   FLASH3_CHECK(check_with(v_new, k_new, "values are appended with their keys"));
-  FLASH3_CHECK(check_with(k_new, {"seqused_k", p.seqused_k},
-                          "it tells how many keys the new ones come behind"));
+  FLASH3_CHECK(
+      check_with(k_new, {"seqused_k", p.seqused_k}, "it tells how many keys the new ones follow"));
   FLASH3_CHECK(check_with({"cu_seqlens_k_new", p.cu_seqlens_k_new}, k_new,
                           "it tells the sequences of k_new apart"));
   for (const Named& field : {cos, sin})
@@ -274,7 +273,7 @@ Status check_pages(const Problem& p, int64_t b) {
   return {};
 }
 
-// No two new tokens go to one row: who wrote last would be left to chance.
+// No two new tokens go to one row: which is written last would be left to chance.
 Status check_distinct(const Problem& p) {
   struct Written {
     Index element, row, sequence;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C interface: nothing thrown gets past it, and every failure leaves its sentence behind.
+// The C interface: nothing thrown gets past it, and every failure leaves its message
+// (flash3_last_error).
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "core/backend.hpp"
 #include "core/explain.hpp"
@@ -13,6 +15,24 @@
 #include "flash3/limits.h"
 
 namespace flash3 {
+
+LastError& last_error() {
+  thread_local LastError error;
+  return error;
+}
+
+flash3_status fail(flash3_status code, std::string text) noexcept {
+  LastError& error = last_error();
+  error.text = std::move(text);
+  error.fixed = nullptr;
+  return code;
+}
+
+flash3_status fail_literal(flash3_status code, const char* text) noexcept {
+  last_error().fixed = text;
+  return code;
+}
+
 namespace {
 
 // The buffer rule of flash3.h: at most *size bytes with the final NUL, and *size becomes what the

@@ -8,13 +8,12 @@
 #include "core/alias_checks.hpp"
 #include "core/backend.hpp"
 #include "core/kept_mask.hpp"
-#include "core/max_logits.hpp"
 #include "core/message.hpp"
-#include "core/padded_plan.hpp"
 #include "core/params.hpp"
 #include "core/pointers.hpp"
 #include "core/quantized_forward.hpp"
 #include "core/schedule.hpp"
+#include "core/wrapped_plan.hpp"
 
 namespace flash3 {
 namespace {

@@ -120,7 +120,7 @@ std::string describe_lists(const MaskLists& lists) {
 
 std::string describe_mask(const Problem& p) {
   if (p.tree.given)
-    return "query i sees the keys in front of its sequence's last ones, of which there are as many "
+    return "query i sees the keys before its sequence's last ones, of which there are as many "
            "as queries, and of those what tree_mask says";
   if (p.mask_lists.given) return describe_lists(p.mask_lists);
   const MaskRule& rule = p.mask_rule;

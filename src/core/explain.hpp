@@ -13,8 +13,7 @@ template <AnyProblem P>
 std::string explain_call(const P& problem, const PlannedCall<P>& call);
 
 // "q with its embedding", "q with its rotation" or both, for what a backend puts into its
-// workspace;
-// "" with neither.
+// workspace; "" with neither.
 std::string describe_transformed_q(const ForwardProblem& problem);
 
 }  // namespace flash3

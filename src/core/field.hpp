@@ -29,7 +29,7 @@ struct ParamField {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;  // the only one that a tensor may have; none: a float's
   // What bindings call the values 0, 1 … of an enum, with a space between; "-": nothing is given.
   std::string_view words = {};
-  // Of a tensor of added_fields(): the shapes that it may have, as calls.py calls them.
+  // The shapes that a tensor of added_fields() may have, as calls.py calls them.
   std::string_view shapes = {};
 
   // Whether it is a number that says what a call computes, or on which backend.
@@ -63,7 +63,7 @@ constexpr FieldKind field_kind() {
   return FieldKind::kSize;
 }
 
-// Of `words` and `shapes`: how many there are, and one of them.
+// How many `words` or `shapes` there are, and one of them.
 constexpr int64_t count_words(std::string_view words) {
   int64_t count = !words.empty();
   for (const char c : words) count += c == ' ';

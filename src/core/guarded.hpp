@@ -19,7 +19,7 @@ struct LastError {
   const char* fixed = nullptr;
 };
 
-// That of this thread.
+// The last error of this thread.
 LastError& last_error();
 
 flash3_status fail(flash3_status code, std::string text) noexcept;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's function that may end a CPU call before its end (flash3_set_interrupt), and who asks
-// it.
+// The caller's function that may end a CPU call before its end (flash3_set_interrupt), and what
+// asks it.
 #pragma once
 
 #include <atomic>
@@ -10,11 +10,14 @@
 
 namespace flash3 {
 
-// That of the process; null: none.
-std::atomic<flash3_interrupt_function>& interrupt_function();
+// The function of the process; null: none.
+inline std::atomic<flash3_interrupt_function>& interrupt_function() {
+  static std::atomic<flash3_interrupt_function> function{nullptr};
+  return function;
+}
 
-// Of one call, whose threads ask between their tasks whether it is to end. It is asked once in a
-// while, on the thread that made the call.
+// Whether one call is to end. Its threads ask this between their tasks; the caller's function is
+// asked once in a while, on the thread that made the call.
 class Interrupt {
  public:
   // worker: 0 is the thread that made the call.
@@ -22,8 +25,11 @@ class Interrupt {
     if (worker == 0 && function_) ask();
     return ends_.load(std::memory_order_relaxed);
   }
-  // Of the call.
-  Status status() const;
+  // The status of the call.
+  Status status() const {
+    if (!ends_.load(std::memory_order_relaxed)) return {};
+    return {FLASH3_CANCELLED, "the function of flash3_set_interrupt ended the call"};
+  }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -12,9 +12,9 @@
 
 #include "core/alias_checks.hpp"
 #include "core/explain.hpp"
-#include "core/latent_checks.hpp"
 #include "core/mask_checks.hpp"
 #include "core/message.hpp"
+#include "core/option_checks.hpp"
 #include "core/params.hpp"
 #include "core/pointers.hpp"
 #include "core/tensor_checks.hpp"

@@ -29,15 +29,15 @@ struct KvCache {
 // The keys of one sequence, by their places in the cache: key j of the call is that of place
 // first + j.
 struct CacheKeys {
-  Index first = 0;   // behind the padding on the left
+  Index first = 0;   // after the padding on the left
   Index cached = 0;  // keys that count and are there already
-  Index added = 0;   // behind them: those that the call appends
+  Index added = 0;   // after them: those that the call appends
 
   FLASH3_HOST_DEVICE constexpr Index length() const { return cached + added; }
 };
 
 // Whatever the lengths hold, no place is outside of the cache, which has `keys.rows` of them for a
-// sequence (of a paged one max_pages · page_size), nor behind the most that a sequence can have.
+// sequence (of a paged one max_pages · page_size), nor beyond the most that a sequence can have.
 FLASH3_HOST_DEVICE constexpr CacheKeys cache_keys(const KvCache& cache, const Sequences& keys,
                                                   Index added, Index b) {
   const RowRange used = rows_of(keys, b);

@@ -129,7 +129,7 @@ struct MaskOf {
     return {{-band.hi, -band.lo}, chunk, column_shift, row_shift};
   }
 
-  // Of a mask without chunks: the same, but the compiler knows that there are none.
+  // The same, of a mask that has no chunks: then the compiler knows that there are none.
   FLASH3_HOST_DEVICE constexpr MaskOf without_chunks() const { return {band}; }
 
   // The columns that row i sees, also outside the tensor: [first(i), end(i)).

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "core/message.hpp"
-#include "core/sequence_checks.hpp"
+#include "core/option_checks.hpp"
 #include "core/tensor_checks.hpp"
 #include "flash3/mask.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every address and option of a call, in one list for each kind: who checks that memory can be
-// accessed, and who runs a plan with other addresses, walks the same one.
+// Every address and option of a call, in one list for each kind. The check that memory can be
+// accessed and a run of a plan with other addresses walk the same list.
 #pragma once
 
 #include "core/fields.hpp"

@@ -7,12 +7,10 @@
 
 #include "core/alias_checks.hpp"
 #include "core/cache_checks.hpp"
-#include "core/latent_checks.hpp"
 #include "core/mask_checks.hpp"
 #include "core/message.hpp"
+#include "core/option_checks.hpp"
 #include "core/params.hpp"
-#include "core/scale_checks.hpp"
-#include "core/tree_checks.hpp"
 
 namespace flash3 {
 namespace {
@@ -120,7 +118,7 @@ Status check_scales(const flash3_forward_params& p, const Field& q, const Field&
   return check_scale_of(p.v_scale, "v_scale", v, checks);
 }
 
-// Of each row, as lse, or of each head.
+// max_logits of each row, with lse's shape, or of each head.
 Status check_max_logits(const flash3_tensor& t, const Field& q, const Layout& layout,
                         Pointers pointers) {
   if (!is_given(t)) return {};

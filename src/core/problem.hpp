@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A validated, normalised call. Made once, in make_forward_problem, make_backward_problem,
-// make_quantize_problem or make_merge_problem; nothing behind them checks user input again.
+// make_quantize_problem or make_merge_problem; nothing after them checks user input again.
 #pragma once
 
 #include <concepts>
@@ -87,7 +87,7 @@ struct TreeMask {
   const uint64_t* words = nullptr;  // [batch, seq_q]; packed: [total_q], with stride_batch 0
   int64_t stride_batch = 0;
 
-  // Those of a sequence with these rows; null: the call has none.
+  // The words of a sequence with these rows; null: the call has none.
   const uint64_t* of(int64_t batch, const RowRange& q) const {
     return words ? words + batch * stride_batch + q.first : nullptr;
   }
@@ -117,8 +117,8 @@ struct Problem : ExecutionContext {
   MaskLists mask_lists;  // if given, they say all; mask_rule is the band that they were made with
   bool fills_padding = false;  // core/padding.hpp; no backend sees it
 
-  // Forward calls alone have these. `qv`: what of the queries meets v; without dimensions: none.
-  // `cache`: where the keys of a sequence lie in k and v.
+  // Forward calls alone have these. `qv`: the part of the queries that is multiplied by v; without
+  // dimensions there is none. `cache`: where the keys of a sequence lie in k and v.
   TensorView qv;
   KvCache cache;
   Append append;
@@ -158,7 +158,7 @@ struct Problem : ExecutionContext {
 struct ForwardProblem : Problem {
   ScaleView q_scale, k_scale, v_scale;  // of FP8 tensors
   // The largest logit of each row, laid out as an LSE; or of each head, of [heads_q], which no
-  // backend sees: core/max_logits.hpp makes rows of it.
+  // backend sees: core/wrapped_plan.hpp makes rows of it.
   LseView max_logits;
   bool max_of_heads = false;
 

@@ -4,10 +4,9 @@
 
 #include "core/alias_checks.hpp"
 #include "core/message.hpp"
+#include "core/option_checks.hpp"
 #include "core/params.hpp"
 #include "core/problem.hpp"
-#include "core/rotary_checks.hpp"
-#include "core/scale_checks.hpp"
 
 namespace flash3 {
 namespace {

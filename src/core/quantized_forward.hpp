@@ -9,7 +9,7 @@
 
 namespace flash3 {
 
-// Both problems have the workspace behind the FP8 tensors for their own: they run one after the
+// Both problems use the workspace after the FP8 tensors: they run one after the
 // other. Where the call is only a question, their tensors have no memory.
 struct QuantizedForward {
   QuantizeProblem quantize;

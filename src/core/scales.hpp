@@ -25,7 +25,7 @@ struct ScaleView {
   FLASH3_HOST_DEVICE constexpr float at(Index b, Index h, Index j) const {
     return data ? data[offset(b, h, j)] : 1.f;
   }
-  // That of a row, of tensors that are not packed.
+  // The scale of a row, for tensors that are not packed.
   FLASH3_HOST_DEVICE constexpr float at_row(Index b, Index h, Index row) const {
     return at(b, h, kind == ScaleKind::kRow ? row : row / kScaleBlock);
   }

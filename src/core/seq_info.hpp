@@ -23,7 +23,7 @@ struct Sequences {
 struct RowRange {
   Index first = 0;
   Index length = 0;    // the tokens that count
-  Index capacity = 0;  // those and the unused ones behind them
+  Index capacity = 0;  // those and the unused ones after them
 };
 
 // The rows of sequence b. Whatever cu and used hold, they lie inside the tensor, and no length is

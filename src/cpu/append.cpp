@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "cpu/parallel.hpp"
-#include "cpu/rotary.hpp"
-#include "cpu/rotation.hpp"
+#include "cpu/row_transforms.hpp"
 #include "cpu/sequence.hpp"
 
 namespace flash3::cpu {
@@ -91,7 +90,7 @@ class CallTransform {
   Transform transform_;
 };
 
-// One row with its transform. The dimensions behind those that this changes are copied as they are,
+// One row with its transform. The dimensions after those that this changes are copied as they are,
 // bit for bit.
 void transform_row(const Transform& transform, Index position, const TensorView& from,
                    Index from_offset, const TensorView& to, Index to_offset, flash3_dtype dtype) {

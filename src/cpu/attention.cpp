@@ -81,7 +81,7 @@ SplitSpace split_space(const ForwardProblem& p, const AttentionPlan& plan) {
   return {plan.splits > 1 ? plan.tasks * plan.tile.rows : 0, p.head_dim_v};
 }
 
-// q as the attention reads it comes behind the parts.
+// q as the attention reads it lies after the parts.
 void reserve_q(const ForwardProblem& p, AttentionPlan* plan) {
   const size_t bytes = transformed_q_bytes(p);
   if (bytes == 0) return;

@@ -99,7 +99,7 @@ class Space {
   }
 
  private:
-  // The last strip of a sequence's rows may reach so far behind them.
+  // The last strip of a sequence's rows may reach so far beyond them.
   static constexpr int64_t kRowsBetween = kBackwardStrip - 1;
 
   char* bytes() const { return static_cast<char*>(p_.workspace); }

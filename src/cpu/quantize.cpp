@@ -10,8 +10,7 @@
 #include "core/convert.hpp"
 #include "core/interrupt.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/rotary.hpp"
-#include "cpu/rotation.hpp"
+#include "cpu/row_transforms.hpp"
 
 namespace flash3::cpu {
 namespace {

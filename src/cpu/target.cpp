@@ -36,7 +36,7 @@ std::string request_amx() {
 }
 
 // Clang's __builtin_cpu_supports does not know every name that GCC's knows. Conversions are AVX
-// instructions: whoever asked for AVX2 has asked the operating system.
+// instructions: a check for AVX2 has already asked the operating system.
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle of the backward: gradients in float64 (definition.hpp) at the speed that thousands of
 // test cases need, with their error bounds, from q, k, v, dout and dlse alone. It makes its own
-// forward, so that what out and lse lost when they were rounded counts as an error of who uses
+// forward, so that what out and lse lost when they were rounded counts as an error of what uses
 // them.
 //
 // Internal library flash3_oracle: tests and the command line, not shipped.

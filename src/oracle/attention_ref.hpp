@@ -32,7 +32,7 @@ struct ReferenceForward {
   // without a backend those of the CPU. In FP8 that of out is of root mean squares.
   std::vector<float> out_bound, lse_bound;
 
-  // What the call writes besides, by the name of its field in flash3_forward_params.
+  // What else the call writes, by the name of its field in flash3_forward_params.
   std::map<std::string_view, ReferenceValues> added = {};
 };
 

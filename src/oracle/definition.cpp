@@ -136,7 +136,7 @@ class ForwardTokens {
  public:
   explicit ForwardTokens(const flash3_forward_params& p) : p_(p), call_{p} {}
 
-  // Places of the cache that a sequence's keys have before the call; the new ones come behind.
+  // Places of the cache that a sequence's keys have before the call; the new ones follow.
   int64_t used(int64_t b) const {
     if (given(p_.seqused_k)) return entry(p_.seqused_k, b);
     return given(p_.page_table) ? p_.page_table.shape[1] * p_.k.shape[1] : call_.keys(b).count;
@@ -195,7 +195,7 @@ class ForwardTokens {
     const auto [of, row] = row_of(b, place);
     return call_.element(t, of, {call_.packed_k ? call_.keys(b).first : 0, 0}, row, head, d);
   }
-  // Of key j: blocks are of the cache's rows.
+  // The scale of key j; blocks are blocks of the cache's rows.
   double scale(const flash3_tensor& t, int64_t b, int64_t j, int64_t head) const {
     if (!given(t) || t.ndim < 3 || call_.packed_k)
       return fp8_scale(t, p_.cu_seqlens_k, b, head, head, j);

@@ -112,7 +112,7 @@ std::vector<float> transformed(const ForwardProblem& p, const std::byte* row, fl
   return x;
 }
 
-// How many of a row's dimensions that changes; those behind them keep their bits.
+// How many of a row's dimensions that changes; those after them keep their bits.
 int64_t transformed_dims(const ForwardProblem& p) {
   return p.rotates ? p.head_dim : p.append.rotary.given ? p.append.rotary.dim : 0;
 }

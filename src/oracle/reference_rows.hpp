@@ -48,10 +48,10 @@ struct ReferenceKeys {
   bool finite = true;
   static constexpr int kLanes = kReferenceLanes<double>;
 
-  // behind: what each row goes on with.
+  // more: what each row goes on with.
   void load(const TensorView& t, flash3_dtype dtype, int64_t batch, int64_t head,
-            const ScaleView* scale = nullptr, const TensorView* behind = nullptr) {
-    const int64_t dim = t.dim + (behind ? behind->dim : 0);
+            const ScaleView* scale = nullptr, const TensorView* more = nullptr) {
+    const int64_t dim = t.dim + (more ? more->dim : 0);
     rows.resize(t.seq, dim);
     panels.resize(ceil_div(t.seq, kLanes) * dim, kLanes);
     sizes.resize(t.seq, dim);
@@ -59,7 +59,7 @@ struct ReferenceKeys {
     finite = true;
     for (int64_t j = 0; j < t.seq; ++j) {
       load_row(t, dtype, batch, j, head, scale ? scale->at_row(batch, head, j) : 1, rows[j]);
-      if (behind) load_row(*behind, dtype, batch, j, head, 1, rows[j] + t.dim);
+      if (more) load_row(*more, dtype, batch, j, head, 1, rows[j] + t.dim);
       magnitudes(rows[j], dim, sizes[j]);
       norms[static_cast<size_t>(j)] = norm(rows[j], dim);
       for (int64_t d = 0; d < dim; ++d) {

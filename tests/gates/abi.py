@@ -59,7 +59,7 @@ def architecture(xml):
 
 
 def as_known_to(old, new):
-    """The XML `new` without what the header of `old` has not and docs/abi.md lets come later: fields behind the end of params,
+    """The XML `new` without what the header of `old` lacks and docs/abi.md lets come later: fields after the end of params,
     and enumerators. What is left must be `old`, but for new functions and types."""
     old, new = ElementTree.fromstring(old), ElementTree.fromstring(new)
     sizes = {struct.get("name"): int(struct.get("size-in-bits")) for struct in old.iter("class-decl")

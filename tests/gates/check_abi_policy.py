@@ -21,7 +21,7 @@ LAST_FIELD = re.search(r"  [^;\n]+;\n\} flash3_forward_params;", HEADERS["flash3
 
 
 def with_last(field):
-    """The end of the params with another field behind it."""
+    """The end of the params with another field after it."""
     return LAST_FIELD.replace("\n}", f"\n  {field};\n}}")
 
 
@@ -69,7 +69,7 @@ def changed(edits):
     for old, new in edits:
         holder = next((name for name, text in texts.items() if old in text), None)
         if holder is None:
-            raise SystemExit(f"the headers no longer hold {old!r}: write this case anew")
+            raise SystemExit(f"the headers no longer hold {old!r}: write this case again")
         texts[holder] = texts[holder].replace(old, new, 1)
     return texts
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark scripts, as far as they go without a GPU: bench/peers.py refuses bad arguments in words before it loads
-torch, asks `flash3 bench --ceiling` for the ceiling, and bench/tables.py shows what it wrote of FP8.
+"""The benchmark scripts, as far as they go without a GPU: bench/gpu/peers.py refuses bad arguments in words before it loads
+torch, asks `flash3 bench --ceiling` for the ceiling, and bench/report/tables.py shows what it wrote of FP8.
 
 --flash3 PROGRAM: the ragged points are also compared with those that this program lists."""
 import contextlib
@@ -17,12 +17,10 @@ import unittest
 
 from sources import ROOT
 
-sys.path.insert(0, str(ROOT / "bench"))
-import decode_peers  # noqa: E402
-import decode_points  # noqa: E402
-import peers  # noqa: E402
-import ragged_points  # noqa: E402
-import tables  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from bench import result_file  # noqa: E402
+from bench.gpu import decode_peers, decode_points, peers, ragged_points  # noqa: E402
+from bench.report import tables  # noqa: E402
 
 LIB = str(ROOT / "README.md")  # any file that is there
 CEILING = {"when": "alone", "dtype": "bf16", "head_dim": 128, "tflops": 850.0, "sm_clock_mhz": 1750.0, "watts": 680.0,
@@ -66,13 +64,13 @@ class Arguments(unittest.TestCase):
             self.expect_error([*good, "--fp8", other], "--fp8 is by itself: not with --ragged, --backward or --energy")
 
     def test_no_git_and_no_commit_is_an_error(self):
-        root = peers.ROOT
+        root = result_file.ROOT
         try:
             with tempfile.TemporaryDirectory() as folder:
-                peers.ROOT = pathlib.Path(folder)
+                result_file.ROOT = pathlib.Path(folder)
                 self.expect_error(["--lib", LIB], "give --commit")
         finally:
-            peers.ROOT = root
+            result_file.ROOT = root
 
     def test_good_ones_are_taken(self):
         args = peers.parse_args(["--lib", f"old={LIB}", "--lib", f"new={LIB}", "--peers", "", "--commit", "abc", "--energy"])

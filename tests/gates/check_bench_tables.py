@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/tables.py and bench/draw.py show of what the benchmark scripts, flash3 bench and the training example wrote."""
+"""What bench/report/tables.py and bench/report/draw.py show of what the benchmark scripts, flash3 bench and the training example wrote."""
 import csv
 import pathlib
 import re
@@ -11,15 +11,7 @@ import xml.etree.ElementTree
 from check_bench_scripts import CEILING
 from sources import ROOT
 
-import decode_table  # noqa: E402, from bench/
-import draw  # noqa: E402
-import draw_speed  # noqa: E402
-import cache_needle_table  # noqa: E402
-import needle_table  # noqa: E402
-import speed_table  # noqa: E402
-import summary_tables  # noqa: E402
-import verified_table  # noqa: E402
-import tables  # noqa: E402, from bench/, where check_bench_scripts looks too
+from bench.report import decode_table, draw, draw_speed, needle_table, speed_table, summary_tables, tables, verified_table  # noqa: E402
 
 
 class Tables(unittest.TestCase):
@@ -194,13 +186,13 @@ class Tables(unittest.TestCase):
 
         report = {"device": "NVIDIA H200", "torch": "2.11", "date": "2026-11-25", "commit": "abc", "rows": 256, "heads": 2, "queries": 4,
                   "page_size": 128, "seed": 1, "cache_needle_points": [point("dense", 64, 1.0), point("paged", 128, 0.75)]}
-        text = cache_needle_table.cache_needle_tables((path, report))
+        text = needle_table.cache_needle_tables((path, report))
         for line in ("| data, needle's weight | keys | bf16 | scales of pages, rotated |",
                      "| model, just above noise | 131,072 | 100 %, 100 %, 0.20 % | 100 %, 100 %, 0.20 % |",
                      "| model, just above noise | 131,072 | 50 %, 75 %, 6.2 % | 50 %, 75 %, 6.2 % |", "512 rows a point, 4 queries a sequence",
                      "head dims 64, 128 and of dense and paged caches", "commit abc, 2026-11-25"):
             self.assertIn(line, text)
-        self.assertEqual(cache_needle_table.cache_needle_tables(None), tables.NOT_MEASURED)
+        self.assertEqual(needle_table.cache_needle_tables(None), tables.NOT_MEASURED)
 
     def test_what_kernels_have_passed(self):
         part = {"commit": "abc", "date": "2026-11-27T01:04:21Z", "device": "NVIDIA H100 80GB HBM3, 132 SMs", "passed": 1000, "failed": 0}

@@ -39,7 +39,7 @@ def commands(build, folders):
 
 
 def what_all_see(version):
-    """A hash of what a file's result may depend on besides itself: every header is simpler than the right ones."""
+    """A hash of what else a file's result may depend on: every header is simpler than the right ones."""
     digest = hashlib.sha256(version.encode())
     for path in [ROOT / ".clang-tidy", *(p for p in sources(*EVERYTHING) if p.suffix in (".h", ".hpp", ".cuh"))]:
         digest.update(path.read_bytes())

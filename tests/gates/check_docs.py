@@ -14,6 +14,9 @@ import urllib.parse
 from code_names import project_code
 from sources import ROOT
 
+sys.path.insert(0, str(ROOT))
+from bench.report import trials  # noqa: E402
+
 # The first block of a language in a page: the program that it is the marked part of, and the lines before that part.
 EXAMPLES = (("README.md", "cpp", "examples/01_forward.cpp", "#include <flash3/flash3.hpp>\n\n"),
             ("docs/cpp.md", "c", "examples/02_forward_c.c", "#include <flash3/flash3.h>\n#include <stdlib.h>\n\n"))
@@ -38,7 +41,7 @@ FOREIGN = {
 HISTORY = {"CHANGELOG.md", "EXPERIMENTS.md"}
 # The gate itself speaks of names that do not exist.
 NOT_CODE = {"tests/gates/check_docs.py", "tests/gates/check_docs_rules.py"}
-EXTENSIONS = re.compile(r"\.(h|hpp|cuh|c|cpp|cu|py|md|txt|json|sh|cmake|in|map|safetensors)$")
+EXTENSIONS = re.compile(r"\.(h|hpp|cuh|c|cpp|cu|py|md|txt|json|sh|cmake|in|safetensors)$")
 
 
 def markdown_files():
@@ -149,7 +152,7 @@ def check_examples():
 def main():
     bad, files = list(check_examples()), markdown_files()
     bad += [f"{path.relative_to(ROOT)}: {complaint}" for path, text in notebook_texts() for complaint in check_links(path, text)]
-    code, known = project_code(NOT_CODE), gates() | {path.name for path in files}
+    code, known = project_code(NOT_CODE), gates() | {path.name for path in files} | set(trials.load())
     read = lambda name: (ROOT / name).read_text(encoding="utf-8")
     bad += [f"docs/limits.md: {complaint}" for complaint in check_tiles(read("docs/limits.md"), read("docs/kernels.csv"))]
     for path in files:

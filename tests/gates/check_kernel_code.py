@@ -4,7 +4,7 @@
 
 Machine instructions predict compile time best of what can be counted: over the 67 files of a build they correlate with its seconds of CPU
 time by 0.86, the objects' bytes by 0.85, the number of kernels by 0.08. They are the same on every machine, however busy; the seconds are
-not (bench/compile_time.py prints them). tests/gates/kernel_code.json holds what was there when somebody last looked; a quarter more fails.
+not (bench/cpu/compile_time.py prints them). tests/gates/kernel_code.json holds what --write noted last; a quarter more fails.
 --write notes what is there now.
 """
 import argparse

@@ -56,7 +56,7 @@ def main():
                 bad.append(f"{demangle(kernel)}: not a ceiling kernel as this gate knows them")
             if products is not None and count[products[0]] != products[1]:
                 bad.append(f"{demangle(kernel)}: {count[products[0]]} {products[0]}; its rounds have {products[1]}: ptxas drops those whose "
-                           f"result nobody reads")
+                           f"result is never read")
             bad += [f"{demangle(kernel)}: {count[name]} {name}" for name in FORBIDDEN if count[name]]
     print("\n".join(["", "WRONG:", *bad]) if bad else f"{seen} kernels, none wrong")
     return bool(bad) or not seen

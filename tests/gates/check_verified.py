@@ -40,7 +40,7 @@ def weaknesses(record):
         if part["failed"]:
             found.append(f"part {name}: {part['failed']} failed")
         if part["commit"].endswith("-dirty") or part["commit"] == "unknown":
-            found.append(f"part {name} ran at commit {part['commit']}, which nobody can build again")
+            found.append(f"part {name} ran at commit {part['commit']}, which cannot be built again")
     if missing := TOOLS - set(record["parts"].get("sanitizer", {}).get("tools", TOOLS)):
         found.append(f"part sanitizer: without {', '.join(sorted(missing))}")
     return found

@@ -6,7 +6,6 @@ import re
 from sources import ROOT, SUFFIXES
 
 FOLDERS = (".ci", "bench", "bindings", "cmake", "data", "examples", "fuzz", "include", "scripts", "src", "tests", "tools")
-BRACES = SUFFIXES | {".map"}  # // and /* */ are comments, { } are scopes
 HASHES = {".py", ".cmake", ".sh", ".toml", ".in"}
 HASH_FILES = {"CMakeLists.txt", "CMakePresets.json", "Makefile", "run"}
 PACKAGES = "bindings/python"
@@ -15,7 +14,7 @@ STRING = r'"(?:\\.|[^"\\\n])*"'
 
 
 def without_comments(text, suffix):
-    if suffix in BRACES:
+    if suffix in SUFFIXES:  # // and /* */ are comments, { } are scopes
         # A string is matched first, so that // in it begins no comment.
         return re.sub(rf"({STRING})|//[^\n]*|/\*.*?\*/", lambda match: match[1] or " ", text, flags=re.S)
     return re.sub(r"(^|\s)#[^\n]*", r"\1", text)
@@ -40,7 +39,7 @@ class Code:
                       for path, text in files.items()}
         self.text = "\n".join(self.texts.values())
         self.names = set(NAME.findall(self.text))
-        scoped = [text for path, text in self.texts.items() if path.endswith(tuple(BRACES))]
+        scoped = [text for path, text in self.texts.items() if path.endswith(tuple(SUFFIXES))]
         self.scoped = "\n".join(re.sub(STRING, '""', text) for text in scoped)
 
     @functools.cached_property
@@ -80,6 +79,6 @@ def project_code(leave_out=()):
     files = {}
     for path in [*(path for folder in FOLDERS for path in (ROOT / folder).rglob("*")), *ROOT.iterdir()]:
         name = path.relative_to(ROOT).as_posix()
-        if path.is_file() and (path.suffix in BRACES | HASHES or path.name in HASH_FILES) and name not in leave_out:
+        if path.is_file() and (path.suffix in SUFFIXES | HASHES or path.name in HASH_FILES) and name not in leave_out:
             files[name] = path.read_text(encoding="utf-8")
     return Code(files)

@@ -93,12 +93,12 @@ class Case:
         return self.int32([sum(counts[:b]) for b in range(len(counts) + 1)])
 
     def _make_pages(self, size, shares):
-        """A page table, with entries behind the last key that no page has; returns how many pages there are."""
+        """A page table, with entries after the last key that no page has; returns how many pages there are."""
         needed = [math.ceil((length + count) / size) for length, count in zip(self.lengths, self.counts)]
         pages = sum(needed) + 3
         order = iter(torch.randperm(pages, generator=self.g).tolist())
         table = [[next(order) if i < n else 10**9 for i in range(max(needed) + 1)] for n in needed]
-        if shares:  # whole pages that nobody writes
+        if shares:  # whole pages that are not written
             for b in range(1, self.batch):
                 for i in range(min(self.lengths[b], self.lengths[0]) // size):
                     table[b][i] = table[0][i]

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import importlib
 import os
+import pathlib
 
 import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU's memory, which torch's tests need
 
@@ -32,6 +36,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu") and WHY_NO_HOPPER:
             item.add_marker(pytest.mark.skip(reason=f"needs a Hopper GPU: {WHY_NO_HOPPER}"))
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A function of a name: that module of bench/, as in script("gpu.peers")."""
+    monkeypatch.syspath_prepend(ROOT)
+    return lambda name: importlib.import_module(f"bench.{name}")
 
 
 # One test for each device: those on CUDA are marked gpu.

@@ -22,7 +22,7 @@ SEED = 2**64 - 3  # of rotations
 
 @contextlib.contextmanager
 def poisoned():
-    """What nobody has written is NaN in memory that torch gives."""
+    """Memory that torch gives is NaN until it is written."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -31,7 +31,7 @@ def poisoned():
 
 
 def device():
-    """Of the calls; what they are compared with is on the host."""
+    """The device of the calls; what they are compared with is on the host."""
     return torch.device("cuda" if "nccl" in dist.get_backend_config() else "cpu")
 
 
@@ -64,14 +64,14 @@ class Whole:
         self.scales = {}
 
     def own(self, x):
-        """This rank's tokens of [batch, rows, …], in its rows, and NaN behind them."""
+        """This rank's tokens of [batch, rows, …], in its rows, and NaN after them."""
         mine = self.owner == dist.get_rank()
         made = nan((self.batch, int(mine.sum()) + 3, *x.shape[2:]), x.dtype)
         made[:, self.row[mine]] = x[:, mine]
         return made
 
     def arguments(self):
-        """Those of the one process."""
+        """The arguments of the one process."""
         pages = {name: x.flatten(0, 1)[:, None] for name, x in self.caches.items()}
         scales = {name: x.flatten(0, 1)[..., None] for name, x in self.scales.items()}
         table = torch.arange(self.batch * self.rows, dtype=torch.int32).view(self.batch, self.rows)

@@ -246,7 +246,7 @@ def gpu_cases(ranks):
 
 
 def again(method):
-    """Calls behind each other, without a wait between them, of other sizes and tensors: each has its own result."""
+    """Calls one after the other, without a wait between them, of other sizes and tensors: each has its own result."""
     plans = [fd.plan(seqlen=tokens) for tokens in (4096, 1000, 8192, 4096)]
     wanted, got = [], []
     for plan in plans:
@@ -265,7 +265,7 @@ def again(method):
 
 
 def captured():
-    """A forward and its backward as a CUDA graph: replayed, they have the same bits, also behind calls that need less and more memory."""
+    """A forward and its backward as a CUDA graph: replayed, they have the same bits, also after calls that need less and more memory."""
     def made(tokens):
         plan = fd.plan(seqlen=tokens)
         return plan, [torch.randn(1, plan.tokens, 8, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]

@@ -158,7 +158,7 @@ def test_what_like_must_be():
     class NoFloat16(Namespace):
         float16 = None
     for like, error, message in (
-            (fake_jax(), TypeError, "like is of jax, whose arrays nobody may write into; take numpy or cupy"),
+            (fake_jax(), TypeError, "like is of jax, whose arrays must not be written to; take numpy or cupy"),
             ([1], TypeError, "like is a list but it must be an array with __array_namespace__, a module as numpy, cupy or torch, or a"),
             (re, TypeError, "like is a module but it must be"),
             (lambda *what: np.empty((1, 2, 3, 4, 5), np.float32), ValueError, "out.ndim = 5 but a tensor has at most 4 dimensions"),
@@ -168,7 +168,7 @@ def test_what_like_must_be():
             (lambda *what: None, TypeError, "out is a NoneType but it must be a torch tensor, a numpy array, or an object with")):
         with pytest.raises(error, match=re.escape(message)):
             arrays.forward(q, k, v, like=like)
-    with pytest.raises(ValueError, match="out is an array of jax, which nobody may write into"):
+    with pytest.raises(ValueError, match="out is an array of jax, which must not be written to"):
         arrays.forward(q, k, v, fake_jax())
     with pytest.raises(ValueError, match=re.escape("like made out on cuda:3 but q is on cpu; results must be made there")):
         arrays.forward(q, k, v, like=lambda shape, dtype, device: OnGpu(q, device=3))
@@ -338,12 +338,12 @@ def test_gpu_stream_of_the_interface():
     wanted = flash3.attention(q, k, v)
     torch.cuda.synchronize()
     for show in (as_cuda_array, None):
-        late, behind, mine = torch.zeros_like(q), torch.cuda.Stream(), torch.cuda.Stream()
+        late, slow, mine = torch.zeros_like(q), torch.cuda.Stream(), torch.cuda.Stream()
         out = torch.empty_like(q)
-        with torch.cuda.stream(behind):
+        with torch.cuda.stream(slow):
             torch.cuda._sleep(200_000_000)
             late.copy_(q)
-            shown = show(late, behind.cuda_stream) if show else TorchDLPack(late)
+            shown = show(late, slow.cuda_stream) if show else TorchDLPack(late)
             arrays.forward(shown, k, v, out, stream=mine.cuda_stream)
         mine.synchronize()
         assert (out == wanted).all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that mean something else than the numbers in their memory, and handles that nobody may copy: refused in words."""
+"""Tensors that mean something else than the numbers in their memory, and handles that must not be copied: both are refused, with the reason."""
 import copy
 import ctypes
 import pickle

@@ -184,7 +184,7 @@ def test_rows_of_no_sequence_are_zero_on_the_cpu():
 
 
 def test_rows_of_no_sequence_reach_nothing(device):
-    """Whatever lies before the first packed sequence and behind the last: with NaN there all else has the same bits."""
+    """Whatever lies before the first packed sequence and after the last: with NaN there all else has the same bits."""
     torch.manual_seed(0)
     rows, sequences = 12, slice(2, 9)
     cu = torch.tensor([2, 5, 9], dtype=torch.int32, device=device)

@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m flash3.bench: it measures, and draws the committed measurements."""
 import contextlib
-import importlib
 import io
 import json
-import pathlib
 import re
 import subprocess
 import sys
 import types
 import xml.etree.ElementTree
+import zipfile
 
 import pytest
 
-from conftest import DEVICES
+from conftest import DEVICES, ROOT
 from flash3.bench.__main__ import main
 
-BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
-RESULTS = BENCH / "results"
-sys.path.append(str(BENCH))
-
-import result_file  # noqa: E402
+RESULTS = ROOT / "bench/results"
 
 
 def bench(*arguments):
@@ -106,7 +101,7 @@ def test_error_and_memory_are_drawn(tmp_path):
 
 
 def trace(consumers):
-    """What `flash3 trace` writes, of consumers whose phases are [(name, microseconds, key tile)], one behind the other."""
+    """What `flash3 trace` writes, of consumers whose phases are [(name, microseconds, key tile)], one after the other."""
     events = []
     for tid, phases in enumerate(consumers):
         events.append({"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": f"consumer {tid}"}})
@@ -190,20 +185,19 @@ def test_a_peer_that_refuses_does_not_stop_the_others():
 
 
 @pytest.fixture
-def scripts(monkeypatch):
-    """A module of bench/ by its name."""
-    monkeypatch.syspath_prepend(RESULTS.parent)
+def gpu_script(script, monkeypatch):
+    """script, where pynvml need not be there."""
     monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))  # for clocks, which no test here reads
-    return importlib.import_module
+    return script
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("causal", [False, True])
-def test_fp8_of_the_scripts(scripts, device, causal):
+def test_fp8_of_the_scripts(gpu_script, device, causal):
     import torch
     import oracle
     from flash3._library import FOLDER
-    peers, fp8, flash3_torch = (scripts(name) for name in ("peers", "fp8_peers", "flash3_torch"))
+    peers, fp8, flash3_torch = (gpu_script(name) for name in ("gpu.peers", "gpu.fp8_peers", "flash3_torch"))
     lib = flash3_torch.Flash3(str(FOLDER / "libflash3.so"))
     torch.manual_seed(1)
     qkv = [torch.randn(2, 300, 3, 64, device=device).bfloat16() for _ in range(3)]
@@ -217,9 +211,9 @@ def test_fp8_of_the_scripts(scripts, device, causal):
 
 
 @pytest.mark.gpu
-def test_fp8_peers_of_the_scripts(scripts):
+def test_fp8_peers_of_the_scripts(gpu_script):
     from flash3._library import FOLDER
-    peers, fp8, gpu, flash3_torch = (scripts(name) for name in ("peers", "fp8_peers", "gpu_peers", "flash3_torch"))
+    peers, fp8, gpu, flash3_torch = (gpu_script(name) for name in ("gpu.peers", "gpu.fp8_peers", "gpu.gpu_peers", "flash3_torch"))
     lib = flash3_torch.Flash3(str(FOLDER / "libflash3.so"))
     calls, results, reference, refused = fp8.make_calls(gpu.Shape(2, 512, 4, 128, True), {"flash3": lib}, peers.FP8_PEERS)
     assert set(refused) <= {"cudnn_fp8"}, refused
@@ -232,7 +226,7 @@ def test_fp8_peers_of_the_scripts(scripts):
 
 
 @pytest.mark.parametrize("arguments,message", [(("plot", "nowhere.json"), "there is no file nowhere.json"),
-                                               (("plot", __file__), "is no JSON"),
+                                               (("plot", __file__), "is not JSON"),
                                                (("run", "--device", "cpu", "--peers", "fa9"), "peer 'fa9' but on cpu there are"),
                                                ((), "required")])
 def test_errors(arguments, message):
@@ -240,17 +234,39 @@ def test_errors(arguments, message):
     assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_result_files_have_a_row_on_a_line(tmp_path):
+def test_result_files_have_a_row_on_a_line(script, tmp_path):
     report = {"seed": 7, "names": ["a", "b"], "none": [], "points": [{"x": 1, "y": [1, 2]}, {"x": 2}], "of": {"cpu": {"x": 3}}}
-    result_file.write(tmp_path / "r.json", report)
+    script("result_file").write(tmp_path / "r.json", report)
     text = (tmp_path / "r.json").read_text(encoding="utf-8")
     assert json.loads(text) == report
     assert text.splitlines() == ['{', ' "seed": 7,', ' "names": ["a", "b"],', ' "none": [],', ' "points": [', '  {"x": 1, "y": [1, 2]},',
                                  '  {"x": 2}', ' ],', ' "of": {', '  "cpu": {"x": 3}', ' }', '}']
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("**/*.json")), ids=lambda path: path.stem)
-def test_committed_results_have_that_form(path):
-    text = path.read_text(encoding="utf-8")
-    lines = result_file.text_of(json.loads(text)).count("\n")
-    assert text.count("\n") == lines, "write it by bench/result_file.py, or by flash3 bench"
+def committed_results():
+    """{name: text} of the files in bench/results, and of those in its archive of trials."""
+    with zipfile.ZipFile(RESULTS / "trials.zip") as trials:
+        archived = {name: trials.read(name).decode() for name in trials.namelist()}
+    return {path.name: path.read_text(encoding="utf-8") for path in RESULTS.glob("*.json")} | archived
+
+
+COMMITTED = committed_results()
+
+
+def test_trials_are_archived(script, tmp_path, monkeypatch, capsys):
+    trials = script("report.trials")
+    before, packed = trials.load(), trials.ARCHIVE.read_bytes()
+    monkeypatch.setattr(trials, "ARCHIVE", tmp_path / "trials.zip")
+    trials.write(before)
+    assert trials.ARCHIVE.read_bytes() == packed
+    (tmp_path / "a.json").write_text('{"points": [{"x": 1}], "x": 2}', encoding="utf-8")
+    trials.main([str(tmp_path / "a.json")])
+    assert capsys.readouterr().out.splitlines() == sorted([*before, "a.json"])
+    assert trials.load() == before | {"a.json": '{\n "points": [\n  {"x": 1}\n ],\n "x": 2\n}\n'}
+
+
+@pytest.mark.parametrize("name", sorted(COMMITTED))
+def test_committed_results_have_that_form(script, name):
+    text = COMMITTED[name]
+    lines = script("result_file").text_of(json.loads(text)).count("\n")
+    assert text.count("\n") == lines, f"{name}: write it by bench/result_file.py, or by flash3 bench"

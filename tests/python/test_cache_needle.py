@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/cache_needle.py: decoding finds its needles in FP8 caches, and what its figures are compared with is what the caches hold."""
+"""bench/gpu/cache_needle.py: decoding finds its needles in FP8 caches, and what its figures are compared with is what the caches hold."""
 import contextlib
-import importlib
 import io
 import json
-import pathlib
 
 import pytest
 import torch
@@ -12,14 +10,11 @@ import torch
 import flash3
 from conftest import DEVICES
 
-BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
-
 
 @pytest.fixture
-def scripts(monkeypatch):
+def scripts(script):
     """(cache_needle, haystack), modules of bench/."""
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module("cache_needle"), importlib.import_module("haystack")
+    return script("gpu.cache_needle"), script("gpu.haystack")
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/context_parallel.py: it runs, over gloo; its yardstick has the work of the ranks; its check refuses what is wrong; it never hangs; and the
-model and the table read what it writes."""
+"""bench/distributed/context_parallel.py: it runs, over gloo; its yardstick has the work of the ranks; its check refuses what is wrong; it never
+hangs; and the model and the table read what it writes."""
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -15,23 +14,26 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import flash3.distributed
+from conftest import ROOT
 from flash3.distributed import _cost, _layout, _plan
-from test_needle import BENCH
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """A function of a name: the module of bench/."""
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module
+def run_python(*arguments):
+    """A process that finds bench and what this one has in PYTHONPATH."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def run_bench(*arguments):
+    return run_python("-m", "bench.distributed.context_parallel", "--device", "cpu", "--commit", "abc", *arguments)
 
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory):
     """(what a run of two processes prints, the file that it writes)."""
     file = tmp_path_factory.mktemp("run") / "context.json"
-    run = subprocess.run([sys.executable, BENCH / "context_parallel.py", "--device", "cpu", "--points", "/h8x2/", "--samples", "2",
-                          "--commit", "abc", "--json", file, "--timeout", "1000"], capture_output=True, text=True)
+    run = run_bench("--points", "/h8x2/", "--samples", "2", "--json", file, "--timeout", "1000")
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout, file
 
@@ -69,11 +71,10 @@ def test_run(measured):
 
 def test_model_and_table_read_it(measured, script, capsys):
     _, file = measured
-    assert script("context_parallel_model").main([str(file)]) == 0
+    assert script("distributed.context_parallel_model").main([str(file)]) == 0
     text = capsys.readouterr().out
     assert "| causal/256/h8x2/d128 | ulysses |" in text and "documents/" not in text and text.count("predicted less measured") == 2
-    parts = script("table_parts")
-    text = script("context_table").context_points(parts.RESULTS / "x.json", json.loads(file.read_text(encoding="utf-8")))
+    text = script("report.context_table").context_points(ROOT / "bench/results/x.json", json.loads(file.read_text(encoding="utf-8")))
     assert "| `documents/256/h8x2/d128`, backward |" in text and "torch, all-gather: takes one sequence" in text
     assert len({row.count("|") for row in text.splitlines() if row.startswith("|")}) == 1
 
@@ -82,8 +83,7 @@ def test_model_and_table_read_it(measured, script, capsys):
 def profiled(tmp_path_factory):
     """The file that a profile of two processes writes."""
     file = tmp_path_factory.mktemp("profile") / "profile.json"
-    run = subprocess.run([sys.executable, BENCH / "context_parallel.py", "--device", "cpu", "--profile", file, "--commit", "abc"],
-                         capture_output=True, text=True)
+    run = run_bench("--profile", file)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("causal/256/h8x2/d128 ring") == 2
     return file
@@ -95,11 +95,11 @@ def test_profile(profiled, script):
     calls = report["context_profile"]
     assert [(call["method"], call["pass"]) for call in calls] == [(m, p) for m in ("ring", "all_gather") for p in ("forward", "backward")]
     for call in calls:
-        spans = {kind: [i[:2] for i in call["intervals"] if i[3] == kind] for kind in script("context_profile").KINDS}
+        spans = {kind: [i[:2] for i in call["intervals"] if i[3] == kind] for kind in script("distributed.context_profile").KINDS}
         names = [name for *_, kind, name in call["intervals"] if kind == "attention"]
         # The ring of two ranks has two calls, and all-gather one or two for each quarter, of two KV heads.
         assert set(names) == {f"flash3::{call['pass']}_out"} and (len(names) == 2 if call["method"] == "ring" else len(names) >= 2)
-        # Of all-gather, the first heads have two parts as a ring has, and gloo's messages are its barriers.
+        # In all-gather the first heads have two parts, as in a ring, and gloo's messages are its barriers.
         assert len(spans["merge"]) == (call["pass"] == "forward") and spans["nccl"]
         assert call["busy_us"]["attention"] == pytest.approx(sum(b - a for a, b in spans["attention"]), abs=1)
         assert 0 <= call["messages_under_attention_us"] <= call["messages_under_compute_us"] <= call["messages_us"] + 0.1
@@ -132,7 +132,7 @@ def made_up_trace():
 
 
 def test_reduction(script):
-    profile = script("context_profile")
+    profile = script("distributed.context_profile")
     call = profile.reduced(made_up_trace())["forward"]
     assert call["intervals"] == [[2, 22, 0, "attention", "flash3::cuda::sm90::forward_kernel"], [2, 42, 1, "nccl", "ncclDevKernel_SendRecv"],
                                  [45, 65, 0, "attention", "flash3::cuda::sm90::forward_kernel"],
@@ -154,14 +154,14 @@ def test_reduction(script):
 
 def test_drawing(script, profiled, monkeypatch, tmp_path):
     from xml.etree import ElementTree
-    draw, about = script("draw"), json.loads(profiled.read_text(encoding="utf-8"))
+    draw, about = script("report.draw"), json.loads(profiled.read_text(encoding="utf-8"))
     monkeypatch.setattr(draw, "RESULTS", tmp_path)
     assert "context_profile" not in draw.figures()
     (tmp_path / "context_profile_x.json").write_text(profiled.read_text(encoding="utf-8"), encoding="utf-8")
     file, drawn = draw.figures()["context_profile"]
     assert file == "context_profile_x.json"
     call = {"case": "causal/8k/h64x8/d128", "tokens": 8192, "method": "ring", "pass": "forward",
-            **script("context_profile").reduced(made_up_trace())["forward"]}
+            **script("distributed.context_profile").reduced(made_up_trace())["forward"]}
     for theme in ("light", "dark"):
         # The whole panel is 82 us, and its lanes 808 wide.
         found = list(ElementTree.fromstring(drawn({**about, "context_profile": [call]}, theme)).iter("{http://www.w3.org/2000/svg}rect"))
@@ -174,7 +174,7 @@ def test_drawing(script, profiled, monkeypatch, tmp_path):
 
 
 def test_host_time(script, tmp_path, capsys):
-    bench, threads = script("context_host_time"), torch.get_num_threads()
+    bench, threads = script("distributed.context_host_time"), torch.get_num_threads()
     try:
         bench.main(["--rounds", "1", "--calls", "2", "--ranks", "4", "--commit", "abc", "--json", str(tmp_path / "a.json")])
         assert "| us of the host, 4 ranks | inference | forward | backward |" in capsys.readouterr().out
@@ -188,7 +188,7 @@ def test_host_time(script, tmp_path, capsys):
 
 
 def test_nothing_without_a_file(script, monkeypatch, tmp_path):
-    tables = script("tables")
+    tables = script("report.tables")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     *_, context, _, other = tables.load()
     assert context == [] and other == []
@@ -201,7 +201,7 @@ def test_nothing_without_a_file(script, monkeypatch, tmp_path):
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("kind", ["causal", "documents"])
 def test_alone_has_all_work(script, kind, ranks):
-    points, ways = script("context_points"), script("context_ways")
+    points, ways = script("distributed.context_points"), script("distributed.context_ways")
     point = points.ContextPoint(kind, 3000, 4, 2, ranks, mean=700)
     assert sum(point.lengths) == 3000 * ranks and point.cu_seqlens[-1] == 3000 * ranks
     pairs = 0
@@ -214,7 +214,7 @@ def test_alone_has_all_work(script, kind, ranks):
 
 
 def test_points(script):
-    points = script("context_points")
+    points = script("distributed.context_points")
     suite = points.context_suite(2)
     assert len({point.case for point in suite}) == len(suite) == 14 and suite[-1].case == "causal/128k/h64x8/d128"
     documents = next(point for point in suite if point.kind == "documents" and point.tokens == 2**16)
@@ -228,13 +228,13 @@ def rank(script, tmp_path):
     """context_ranks.Rank of a world of one process."""
     config = types.SimpleNamespace(device="cpu", ranks=1, backends=["cudnn", "fa2"], samples=3)
     threads = torch.get_num_threads()
-    yield script("context_ranks").Rank(config, tmp_path, 0)
+    yield script("distributed.context_ranks").Rank(config, tmp_path, 0)
     dist.destroy_process_group()
     torch.set_num_threads(threads)
 
 
 def test_wrong_ways_are_refused(rank, script, monkeypatch, tmp_path):
-    ranks, ways, points = script("context_ranks"), script("context_ways"), script("context_points")
+    ranks, ways, points = script("distributed.context_ranks"), script("distributed.context_ways"), script("distributed.context_points")
     point = points.ContextPoint("causal", 64, 4, 2, 1)
     right = ways.flash3_way("ring")
 
@@ -262,7 +262,7 @@ def test_wrong_ways_are_refused(rank, script, monkeypatch, tmp_path):
     # A way that is right at the small size and wrong at the point's own.
     monkeypatch.setitem(ways.MAKERS, "good", with_wrong(forward=lambda out: out * 0 if out.shape[1] > 64 else out))
     larger = points.ContextPoint("causal", 200, 4, 2, 1)
-    plan = script("flash3.distributed").plan(cu_seqlens=larger.cu_seqlens)
+    plan = flash3.distributed.plan(cu_seqlens=larger.cu_seqlens)
     made, *_, errors = ranks.warm_ways(rank, ways.Own(larger, plan, "cpu"), {"good": {}, "all_gather": {}, "alone": {}}, refused)
     assert list(made) == ["all_gather", "alone"] and refused["good"] == "at this size: errs by 1" and errors["all_gather"] < 0.01
 
@@ -270,8 +270,8 @@ def test_wrong_ways_are_refused(rank, script, monkeypatch, tmp_path):
 def test_kept_messages_are_those_of_the_ring(rank, script):
     """computing() takes the place of Swap: what it takes must be what Swap takes."""
     import inspect
-    ways, methods = script("context_ways"), script("flash3.distributed._methods")
-    point, plan = script("context_points").ContextPoint("causal", 64, 4, 2, 1), script("flash3.distributed").plan(seqlen=64)
+    ways, methods = script("distributed.context_ways"), flash3.distributed._methods
+    point, plan = script("distributed.context_points").ContextPoint("causal", 64, 4, 2, 1), flash3.distributed.plan(seqlen=64)
     with ways.computing(ways.Own(point, plan, "cpu")).around():
         kept = methods.Swap
     assert kept is not methods.Swap
@@ -283,7 +283,7 @@ def children(*programs):
 
 
 def test_all_end_when_one_does(script, tmp_path, monkeypatch):
-    bench = script("context_parallel")
+    bench = script("distributed.context_parallel")
     monkeypatch.setattr(bench, "GRACE", 0.3)
     said = tmp_path / "errors0"
     said.write_text("Traceback\nRuntimeError: no memory\n", encoding="utf-8")
@@ -300,7 +300,7 @@ def test_all_end_when_one_does(script, tmp_path, monkeypatch):
 
 
 def test_what_takes_processes_along_is_left_out(script, tmp_path, monkeypatch, capsys):
-    bench = script("context_parallel")
+    bench = script("distributed.context_parallel")
     monkeypatch.setattr(bench, "GRACE", 0.1)
     file, starts = tmp_path / "out.json", []
     args = bench.parse_args(["--device", "cpu", "--commit", "abc", "--ranks", "2", "--json", str(file)])
@@ -328,7 +328,7 @@ def test_what_takes_processes_along_is_left_out(script, tmp_path, monkeypatch, c
 
 
 def test_samples(script):
-    bench, points = script("context_parallel"), script("context_points")
+    bench, points = script("distributed.context_parallel"), script("distributed.context_points")
     assert bench.sample_counts({"ring": 0.02, "alone": 0.02, "plain_ring": 0.04}, 5) == {"ring": 5, "alone": 5, "plain_ring": 5}
     assert bench.sample_counts({"ring": 0.5, "alone": 0.5, "ulysses": 0.5, "copies": 0.1, "plain_ring": 2.0}, 9) == {
         "ring": 7, "alone": 7, "ulysses": 7, "copies": 7, "plain_ring": 1}
@@ -343,12 +343,12 @@ def test_samples(script):
 
 def test_figures(script):
     times = {"alone": [[9, 20], [10, 20], [12, 20]], "ring": [[10, 25]], "computing": [[9.5, 24]], "copies": [[2, 5]]}
-    made = script("context_parallel").figures(times, {"forward": 1e12, "backward": 2.5e12}, 4e8)
+    made = script("distributed.context_parallel").figures(times, {"forward": 1e12, "backward": 2.5e12}, 4e8)
     assert made["ms"] == {"alone": {"forward": 10, "backward": 20}, "ring": {"forward": 10, "backward": 25}}
     assert made["tflops"]["ring"] == {"forward": 100, "backward": 100} and made["of_alone"] == {"ring": {"forward": 1, "backward": 0.8}}
     assert made["spread"]["alone"] == {"forward": 0.3, "backward": 0} and made["taken"]["alone"] == 3 and made["ring"]["gbps"] == 200
     assert made["ring"]["hidden"] == {"forward": 0.75, "backward": 0.8} and made["ring"]["overlap"] == {"forward": 1, "backward": 0}
-    assert "ring" not in script("context_parallel").figures({"alone": [[1, 2]]}, {"forward": 1, "backward": 1}, 0)
+    assert "ring" not in script("distributed.context_parallel").figures({"alone": [[1, 2]]}, {"forward": 1, "backward": 1}, 0)
 
 
 def made_up(tokens, heads, heads_k, ms, computing, of_alone):
@@ -359,7 +359,7 @@ def made_up(tokens, heads, heads_k, ms, computing, of_alone):
 
 
 def test_model(script):
-    model = script("context_parallel_model")
+    model = script("distributed.context_parallel_model")
     args = model.parse_args([__file__])
     point = made_up(65536, 64, 8, {"forward": 200., "backward": 600.}, {"forward": 204., "backward": 610.}, {"forward": 0.97, "backward": 0.97})
     report = {"device": "NVIDIA H200", "ranks": 2, "link": {"gbps": 300., "message_us": 50.}, "context_points": [point]}
@@ -392,9 +392,9 @@ def test_model(script):
 
 @pytest.mark.parametrize("ranks", (2, 4))
 def test_auto_on_what_was_measured(ranks):
-    """Of the committed points: by the forward alone auto takes the fastest forward; in training it never takes longer than that choice would, and on
+    """At the committed points: by the forward alone auto takes the fastest forward; in training it never takes longer than that choice would, and on
     four ranks as long as the fastest method."""
-    report = json.loads((BENCH / f"results/context_parallel_{ranks}_h200.json").read_text(encoding="utf-8"))
+    report = json.loads((ROOT / f"bench/results/context_parallel_{ranks}_h200.json").read_text(encoding="utf-8"))
     points = [point for point in report["context_points"] if point["kind"] == "causal"]
     assert len(points) == 6
     for point in points:
@@ -416,12 +416,11 @@ def test_auto_on_what_was_measured(ranks):
 def test_errors_name_the_argument(script, arguments, part):
     said = io.StringIO()
     with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as left:
-        script("context_parallel").main(["--commit", "abc", *arguments])
+        script("distributed.context_parallel").main(["--commit", "abc", *arguments])
     assert left.value.code == 2 and part in said.getvalue()
 
 
 def test_list_needs_no_torch():
-    program = "import sys; sys.modules['torch'] = None; import context_parallel as c; sys.exit(c.main(['--list']))"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": str(BENCH)})
+    program = "import sys; sys.modules['torch'] = None; from bench.distributed import context_parallel as c; sys.exit(c.main(['--list']))"
+    run = run_python("-c", program)
     assert run.returncode == 0 and len(run.stdout.splitlines()) == 14, run.stderr

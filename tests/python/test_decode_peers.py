@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/decode_peers.py: its calls compute attention over the cache, its check tells wrong results from right ones, and what fails is noted.
+"""bench/gpu/decode_peers.py: its calls compute attention over the cache, its check tells wrong results from right ones, and what fails is noted.
 
 FlashAttention-3's operators are the drop-in's here, which have their schemas: never both in one process."""
-import importlib
 import json
 import sys
 import types
@@ -12,7 +11,6 @@ import torch
 
 import flash3
 import flash_attn_interface  # noqa: F401  registers torch.ops.flash_attn_3
-from test_needle import BENCH
 
 SMALL = [dict(batch=3, ctx=200), dict(batch=2, ctx=333, page=16), dict(batch=1, ctx=70, page=1, queries=4, heads=2, heads_k=2),
          dict(batch=4, ctx=300, kind="ragged", page=64), dict(batch=2, ctx=260, kind="chunked", queries=50),
@@ -25,11 +23,10 @@ ERROR = {"bf16": 0.005, "e4m3": 0.03}  # weights in e4m3
 
 
 @pytest.fixture
-def scripts(monkeypatch):
+def scripts(script, monkeypatch):
     """(decode_peers, decode_calls, decode_points), modules of bench/, for buffers of few bytes."""
-    monkeypatch.syspath_prepend(BENCH)
     monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))  # for clocks, which no test here reads
-    peers, calls, points = (importlib.import_module(f"decode_{name}") for name in ("peers", "calls", "points"))
+    peers, calls, points = (script(f"gpu.decode_{name}") for name in ("peers", "calls", "points"))
     monkeypatch.setattr(points, "SPAN", 3e5)
     monkeypatch.setattr(calls, "fa3_operators", lambda point: torch.ops.flash_attn_3)
     return peers, calls, points
@@ -52,7 +49,7 @@ def test_calls(scripts, device, sizes, name):
         out = made[buffer]()
         outs.append(out.clone())
         assert x.error(out, x.references(buffer)) < ERROR[point.dtype]
-        # The results of other heads, and of a row that nobody wrote.
+        # The results of other heads, and of a row that was not written.
         wrong = out.reshape(*x.packed_q.shape[:2], point.dim_v).roll(1, 1)
         assert x.error(wrong, x.references(buffer)) > 0.02
         wrong[-1] = float("nan")

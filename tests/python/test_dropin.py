@@ -15,7 +15,7 @@ from test_attention import make, pack
 
 OPS = torch.ops.flash_attn_3
 
-# Names, order and defaults; what comes behind "|" is ours.
+# Names, order and defaults; what follows "|" is ours.
 SIGNATURES = {
     "flash_attn_func": """q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
         window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
@@ -226,7 +226,7 @@ def test_forward_spellings(device):
     given = torch.empty(2, 4, 33, 32, device=device, dtype=torch.bfloat16).transpose(1, 2)
     got = fa._flash_attn_forward(q, k, v, out_=given, causal=True, window_size_left=5)
     assert got[0].data_ptr() == given.data_ptr() and torch.equal(given, wanted[0]) and torch.equal(got[1], wanted[1])
-    # The spellings of 2.8: out, and window_size, a pair, by position, with what comes behind it.
+    # The spellings of 2.8: out, and window_size, a pair, by position, with what follows it.
     nothing = (None,) * 16
     got = fa._flash_attn_forward(q, k, v, None, None, None, given.zero_(), *nothing, None, True, (5, 0), 0, 2.0, False, None, 2, True,
                                  8)

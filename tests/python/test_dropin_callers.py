@@ -189,7 +189,7 @@ def test_gradients_through_a_cache_raise(device):
     for sizes in ({"page_size": 16}, {"new": "dense"}):
         for name in ("q", "k_cache", "k"):
             arguments = Case(device, torch.bfloat16, **sizes).arguments
-            if name not in arguments or name == "k_cache" and "k" in arguments:  # torch lets nobody write into such a leaf
+            if name not in arguments or name == "k_cache" and "k" in arguments:  # torch allows no writes into such a leaf
                 continue
             arguments[name].requires_grad_()
             with torch.no_grad():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash3._eager, the way around torch's dispatcher: which calls take it, and that no result, error or side effect tells so."""
+"""flash3._eager, the way around torch's dispatcher: which calls take it, and that no result, error or side effect differs."""
 import concurrent.futures
 import contextlib
 import re
@@ -391,7 +391,7 @@ def test_runs_on_the_current_stream(taken):
     wanted, stream = by_operator(q * 1, k, v), torch.cuda.Stream()  # all kernels are loaded then, for which the device may be waited for
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
-        late = q * 1  # only a call on this stream comes behind it
+        late = q * 1  # only a call on this stream comes after it
         out = flash3.attention(late, k, v)
         assert not stream.query()
     stream.synchronize()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash3._eager.forward, which does torch.ops.flash3.forward's work around torch's dispatcher: who takes it, and that no bit, stride or
-error tells so."""
+"""flash3._eager.forward, which does torch.ops.flash3.forward's work around torch's dispatcher: which calls take it, and that no bit, stride or
+error differs."""
 import pytest
 import torch
 

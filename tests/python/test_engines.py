@@ -25,7 +25,7 @@ def dtype(request, device):
 
 
 class Batch:
-    """Packed queries and a KV cache in pages. Entries of the page table behind the last key name no page."""
+    """Packed queries and a KV cache in pages. Entries of the page table after the last key name no page."""
 
     def __init__(self, device, dtype, lens_q, lens_k, *, page_size=16, heads_q=4, heads_k=2, dim=32, dim_v=32, layout="NHD",
                  seed=0):

@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/fp8_backward_study.py: its simulation without rounding is the definition, it rounds as flash3 does, it runs, and its tables are made."""
-import importlib
+"""bench/cpu/fp8_backward_study.py: its simulation without rounding is the definition, it rounds as flash3 does, it runs, and its tables are made."""
 import json
 
 import pytest
 import torch
 
 import flash3
-from test_needle import BENCH
 from test_quantize import rotation
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """A function of a name: the module of bench/."""
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module
 
 
 def inputs(seq, dim, heads=2):
@@ -25,7 +16,7 @@ def inputs(seq, dim, heads=2):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_without_rounding_it_is_autograd(script, causal):
-    sim = script("fp8_backward_sim")
+    sim = script("cpu.fp8_backward_sim")
     *leaves, dout = (x.double() for x in inputs(640, 32))
     leaves = [x.requires_grad_() for x in leaves]
     out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
@@ -36,8 +27,8 @@ def test_without_rounding_it_is_autograd(script, causal):
 
 
 def test_forward_is_that_of_flash3(script):
-    """Of the same e4m3 tensors, but for the weights that round the other way and the bfloat16 of out."""
-    sim, study = script("fp8_backward_sim"), script("fp8_backward_study")
+    """Of the same e4m3 tensors both have the same out, but for weights that round the other way and the bfloat16 of out."""
+    sim, study = script("cpu.fp8_backward_sim"), script("cpu.fp8_backward_study")
     q, k, v, dout = inputs(384, 64)
     out = flash3.attention(*(x.transpose(1, 2).bfloat16() for x in (q, k, v)), causal=True, compute="fp8").transpose(1, 2).float()
     made = sim.backward(q, k, v, dout, True, study.RECIPES["fp8"])[3]
@@ -47,7 +38,7 @@ def test_forward_is_that_of_flash3(script):
 
 
 def test_rotation_and_scales(script):
-    sim = script("fp8_backward_sim")
+    sim = script("cpu.fp8_backward_sim")
     assert torch.allclose(sim.rotation(128, 5).double(), rotation(128, 5), atol=1e-7)
     with pytest.raises(ValueError, match="dim = 96 but it must be a power of two"):
         sim.rotation(96)
@@ -58,7 +49,7 @@ def test_rotation_and_scales(script):
 
 def test_short_sums(script):
     """Kept bits: of a large term and small ones those are lost that are below 13 bits of it."""
-    product = script("fp8_backward_sim").tensor_core_product
+    product = script("cpu.fp8_backward_sim").tensor_core_product
     a = torch.zeros(1, 64)
     a[0, 0], a[0, 1], a[0, 2], a[0, 40] = 1, 2.0**-13, 2.0**-14, 2.0**-14
     assert product(a, torch.ones(64, 1)).item() == 1 + 2.0**-13
@@ -67,7 +58,7 @@ def test_short_sums(script):
 
 def test_counts_are_those_of_the_docs(script):
     """docs/limits.md: shared memory and tensor cores of the bf16 tiles."""
-    gain = script("fp8_backward_gain")
+    gain = script("cpu.fp8_backward_gain")
     low, tall = gain.tile("bf16", 64), gain.tile("bf16", 80)
     assert (low["shared_kib_in_all"], low["shared"], low["tensor"], low["mufu"]) == (368, 2944, 2560, 512)
     assert (tall["shared_kib_in_all"], round(tall["shared"])) == (436, 2790)
@@ -75,7 +66,7 @@ def test_counts_are_those_of_the_docs(script):
 
 
 def test_run(script, tmp_path, monkeypatch):
-    study, tables = script("fp8_backward_study"), script("fp8_backward_table")
+    study, tables = script("cpu.fp8_backward_study"), script("report.fp8_backward_table")
     threads = torch.get_num_threads()
     monkeypatch.setattr(study, "CAPTURE", dict(layers=2, dim=32, heads=1, length=128, batch=1))
     monkeypatch.setattr(study, "SIZE", dict(layers=1, dim=32, heads=1, length=128, batch=1))
@@ -108,5 +99,5 @@ def test_run(script, tmp_path, monkeypatch):
                                               (["--steps", "0"], "--steps = 0 but it must be at least 1")])
 def test_bad_arguments(script, capsys, argument, message):
     with pytest.raises(SystemExit):
-        script("fp8_backward_study").parse_args(argument)
+        script("cpu.fp8_backward_study").parse_args(argument)
     assert message in capsys.readouterr().err

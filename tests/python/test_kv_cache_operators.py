@@ -49,7 +49,7 @@ def test_schemas_name_what_is_written():
     assert written("attention_with_kv_cache_out") == ["k_cache", "v_cache", "out", "lse", "max_logits"]
     assert written("merge_out") == ["out", "lse"]
     names = [a.name for a in OPS.attention_with_kv_cache_append.default._schema.arguments]
-    assert names[3:10] == list(NEW)  # in this order _torch_kv_cache and _eager give them, and the other options behind
+    assert names[3:10] == list(NEW)  # in this order _torch_kv_cache and _eager give them, and the other options after them
     assert names[10:] == [a.name for a in OPS.attention_with_kv_cache.default._schema.arguments][3:]
 
 

@@ -209,7 +209,7 @@ def test_opcheck(device, case):
     arguments["window_left"], arguments["window_right"] = arguments.pop("window", (-1, -1))
     data, key = OPS.kv_cache_schedule(*tensors, *new, **arguments)
     torch.library.opcheck(OPS.kv_cache_schedule_out.default, (*tensors, data, key, *new), arguments)
-    # What a new one holds behind its lists is not written, so that values cannot be compared.
+    # What a new one holds after its lists is not written, so that values cannot be compared.
     torch.library.opcheck(OPS.kv_cache_schedule.default, (*tensors, *new), arguments, test_utils=("test_schema", "test_faketensor"))
     name, new = ("attention_with_kv_cache", ()) if new == (None, None) else ("attention_with_kv_cache_append", new)
     torch.library.opcheck(getattr(OPS, name).default, (*tensors, *new), {**arguments, "schedule": data, "schedule_key": key})

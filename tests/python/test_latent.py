@@ -14,7 +14,7 @@ WIDE = ROPE + LATENT
 
 
 def make(device="cpu", dtype=torch.bfloat16, batch=3, seq_q=2, rows=70, heads=HEADS, seed=0):
-    """q, qv and a cache of latent parts with the others behind them."""
+    """q, qv and a cache of latent parts with the others after them."""
     g = torch.Generator().manual_seed(seed)
     q, qv, cache = (torch.randn(batch, *shape, generator=g) for shape in
                     ((seq_q, heads, ROPE), (seq_q, heads, LATENT), (rows, 1, WIDE)))

@@ -31,7 +31,7 @@ def logits_of(q, k, *, scale=None, softcap=0.0, causal=False, window=(None, None
 
 
 def bound(q, k):
-    """Of a score in float32: the sums of products, in any order, and the tensor cores' truncation."""
+    """A bound on the error of a score in float32: the sums of products, in any order, and the tensor cores' truncation."""
     return 2**-22 * q.shape[-1] * (q.double().norm(dim=-1).max() * k.double().norm(dim=-1).max()).item() / math.sqrt(q.shape[-1]) + 1e-6
 
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/needle.py: it runs, its exact sums are the definition's, and its figures tell a good out from a bad one."""
+"""bench/gpu/needle.py: it runs, its exact sums are the definition's, and its figures tell a good out from a bad one."""
 import contextlib
-import importlib
 import io
 import json
 import math
-import pathlib
 
 import pytest
 import torch
@@ -14,15 +12,13 @@ import oracle
 from conftest import DEVICES
 from flash3._library import FOLDER
 
-BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 LIB = str(FOLDER / "libflash3.so")
 
 
 @pytest.fixture
-def scripts(monkeypatch):
+def scripts(script):
     """(needle, haystack), modules of bench/."""
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module("needle"), importlib.import_module("haystack")
+    return script("gpu.needle"), script("gpu.haystack")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -73,7 +69,7 @@ def test_exact_sums_are_those_of_a_naive_computation(scripts, monkeypatch, devic
 
 def test_what_fp8_tensors_stand_for(scripts):
     """Both kinds of scales; the rotation leaves q·k as it is."""
-    from flash3_torch import CPU, Flash3
+    from bench.flash3_torch import CPU, Flash3
     _, haystack = scripts
     torch.manual_seed(7)
     q, k, v = (10 ** torch.rand(1, 1, 2, 1) * torch.randn(1, n, 2, 64).bfloat16() for n in (50, 290, 290))
@@ -112,7 +108,7 @@ def test_figures_tell_good_from_bad(scripts):
 
 def test_a_library_that_fails_is_a_result(scripts, monkeypatch):
     needle, haystack = scripts
-    from flash3_torch import CPU, Flash3
+    from bench.flash3_torch import CPU, Flash3
 
     def fails(lib, stack, backend):
         raise RuntimeError("no kernel for this\nand more")

@@ -192,7 +192,7 @@ def pip(tmp_path):
 
 @pytest.fixture
 def upstream(tmp_path):
-    """A wheel with the names of FlashAttention-3's, and nothing behind them."""
+    """A wheel with the names of FlashAttention-3's, and nothing else."""
     wheel, info = tmp_path / "flash_attn_3-3.0.0-py3-none-any.whl", "flash_attn_3-3.0.0.dist-info"
     files = {"flash_attn_interface.py": "NAME = 'upstream'", "flash_attn_config.py": "", "flash_attn_3/__init__.py": "",
              "flash_attn_3/_C.abi3.so": "", "flash_attn_3/flash_attn_interface.py": "", "flash_attn_3/flash_attn_config.py": "",

@@ -66,7 +66,7 @@ def test_inference_is_forward_without_lse(device, options, heads_first):
 
 
 def test_who_calls_inference(device):
-    """Calls whose lse nobody sees, and which have no gradients; the others call forward. The results have the same bits."""
+    """Calls whose lse is not returned, and which have no gradients; the others call forward. The results have the same bits."""
     class Names(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
             names.append(operator.name())

@@ -116,7 +116,7 @@ def test_sdpa(device, dtype, calls, shape, is_causal):
 
 
 def test_sdpa_of_fused_projections(device, dtype, calls):
-    """Tensors as a model has them: views of one, heads behind rows."""
+    """Tensors as a model has them: views of one, heads after rows."""
     x, = make(device, dtype, (2, 24, 3, 4, 16))
     q, k, v = (y.transpose(1, 2) for y in x.unbind(2))
     out = sdpa(q, k, v, True)

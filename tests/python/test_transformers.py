@@ -300,7 +300,7 @@ def test_head_dims_beyond_the_kernels_are_refused():
 
 
 def test_a_head_dim_of_512_on_a_cpu():
-    """That of Gemma 4's global layers, without gradients."""
+    """The head dim of Gemma 4's global layers, without gradients."""
     eager, other = pair(transformers.Qwen3Config(**SMALL, head_dim=512), "cpu", "f3")
     tokens = torch.randint(3, 99, (2, 19))
     with torch.no_grad():

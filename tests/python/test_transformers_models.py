@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/transformers_models.py on a few classes: what it finds equal is, it notices what is not, and its table reads the file."""
-import importlib
+"""bench/cpu/transformers_models.py on a few classes: what it finds equal is, it notices what is not, and its table reads the file."""
 import json
 import sys
 from unittest import mock
@@ -10,20 +9,13 @@ import torch
 
 pytest.importorskip("transformers", minversion="5.23")
 
-from test_needle import BENCH
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """A function of a name: the module of bench/."""
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module
+from conftest import ROOT
 
 
 @pytest.mark.parametrize("name, kind", [("GptOssForCausalLM", "causal"), ("Gemma2ForCausalLM", "causal"), ("ViTModel", "base"),
                                         ("CLIPTextModel", "base")])
 def test_a_class(script, name, kind):
-    tool = script("transformers_models")
+    tool = script("cpu.transformers_models")
     assert tool.classes([name]) == ({name: kind}, 0)
     result = json.loads(json.dumps(tool.try_class(name, kind)))
     asked = {"forward", "gradients"} | ({"padding"} if name != "ViTModel" else set()) | \
@@ -34,9 +26,9 @@ def test_a_class(script, name, kind):
 
 
 def test_what_is_not_equal_is_noticed(script):
-    tool = script("transformers_models")
+    tool = script("cpu.transformers_models")
     models = tool.Models("LlamaForCausalLM")
-    given = next(iter(script("tiny_configs").inputs(models.eager)))
+    given = next(iter(script("cpu.tiny_configs").inputs(models.eager)))
     with models.counted(softmax_scale=0.2):
         found = {"forward": tool.attempt(lambda: models.run(models.eager, given), lambda: models.run(models.flash3, given), tool.close(1e-4)),
                  "padding": tool.with_padding(models, given), "gradients": tool.gradients(models, given)}
@@ -52,19 +44,19 @@ def test_what_is_not_equal_is_noticed(script):
 
 
 def test_a_class_that_cannot_be_made(script):
-    assert script("transformers_models").try_class("GPTNeoForCausalLM", "causal") == {
+    assert script("cpu.transformers_models").try_class("GPTNeoForCausalLM", "causal") == {
         "class": "GPTNeoForCausalLM", "kind": "causal", "model": "KeyError: 'f3'"}
 
 
 def test_run_and_table(script, tmp_path):
-    tool, file = script("transformers_models"), tmp_path / "models.json"
+    tool, file = script("cpu.transformers_models"), tmp_path / "models.json"
     with mock.patch.object(sys, "argv", ["tool", "--only", "ViTMSNModel", "GPTNeoForCausalLM", "--json", str(file)]):
         tool.main()
     report = json.loads(file.read_text(encoding="utf-8"))
     assert report["torch"] == torch.__version__ and {r["class"] for r in report["transformers_models"]} == {"ViTMSNModel", "GPTNeoForCausalLM"}
-    text = script("models_table").models_tables((BENCH / "results/x.json", report))
+    text = script("report.models_table").models_tables((ROOT / "bench/results/x.json", report))
     assert "| have a flash path | 1 | 1 |" in text and "**Other models.** 1 classes are equal in all." in text
     assert "1 classes were not compared" in text
-    rows = [line for line in script("models_table").every_model(report).splitlines() if line.startswith("| ")]
+    rows = [line for line in script("report.models_table").every_model(report).splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows[1:]] == ["| ViTMSNModel", "| GPTNeoForCausalLM"]
     assert rows[1].endswith("|  |") and rows[2].endswith("| KeyError: 'f3' |")

@@ -115,7 +115,7 @@ class Cache:
 @pytest.mark.parametrize("updated", ["here", "by the layer"])  # as in transformers 5.23, and from 5.24 on
 @pytest.mark.parametrize("window", [None, 6])
 def test_a_step_with_padding(device, window, updated):
-    """A captured graph has a number of sequences; those behind the last real one have neither queries nor keys."""
+    """A captured graph has a number of sequences; those after the last real one have neither queries nor keys."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     g = torch.Generator().manual_seed(20)
     k_cache, v_cache = torch.randn(2, 12, 8, 2, 16, generator=g).to(device, dtype)

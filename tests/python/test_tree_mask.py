@@ -13,7 +13,7 @@ from cache_cases import descends, random_parents
 from flash3 import _torch_kv_cache
 
 PAGE = 16
-LENGTHS = (70, 0, 3, 15)  # in the cache, in front of the drafts
+LENGTHS = (70, 0, 3, 15)  # in the cache, before the drafts
 
 
 def words_of(seen):
@@ -143,7 +143,7 @@ def test_what_breaks_a_rule(device, changes, error, message):
 def test_words_of_a_tree(count):
     g = torch.Generator().manual_seed(count)
     parents = [random_parents(g, count) for _ in range(3)]
-    # A parent may stand behind its children too.
+    # A parent may come after its children too.
     order = torch.randperm(count, generator=g).tolist()
     parents.append([0] * count)
     for i, parent in enumerate(parents[0]):

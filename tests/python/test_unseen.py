@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies where no query looks reaches nobody: not even as 0 * NaN inside a tile that also holds what is seen."""
+"""Keys that no query sees reach no result, not even as 0 * NaN inside a tile that also holds keys that are seen."""
 import pytest
 import torch
 
 import flash3
 
-# seq_q, seq_k, options: the first keys lie in front of the first query's window or chunk, in the middle of a tile.
+# seq_q, seq_k, options: the first keys lie before the first query's window or chunk, in the middle of a tile.
 HIDDEN = {
     "window": (70, 333, {"window": (40, -1)}),
     "causal_window": (200, 500, {"window": (100, 0)}),

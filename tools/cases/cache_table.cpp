@@ -28,7 +28,7 @@ void add_every_kernel(std::span<const flash3_dtype> dtypes, std::vector<Case>* t
 }
 
 // Trees of drafts, with as many query rows a KV head as each kernel has and more: in plain tensors,
-// in a cache, and in one behind keys that the call appends, which may be all that there are. A
+// in a cache, and in one in which the call appends keys, which may be all that there are. A
 // quick table has each size in one of the three.
 void add_trees(Level level, std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
   constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}, {80, 80}};
@@ -61,7 +61,7 @@ void add_trees(Level level, std::span<const flash3_dtype> dtypes, std::vector<Ca
 }
 
 // Prompts of those head dims, in parts, some beside sequences that decode: what forward kernels
-// read from a cache, in boxes of every number of rows, with keys in front of a window or without.
+// read from a cache, in boxes of every number of rows, with keys before a window or without.
 void add_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
   constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
   constexpr int64_t kPageSizes[] = {16, 64, 128, 256, 0};
@@ -93,7 +93,7 @@ void add_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table)
         }
 }
 
-// Prompts in front of more keys than FP8 sums up in one level, for head dims with a kernel.
+// Prompts with more keys than FP8 sums up in one level, for head dims with a kernel.
 void add_long_fp8_prompts(std::vector<Case>* table) {
   constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
   for (const auto& [dim, dim_v] : kDims)
@@ -114,7 +114,7 @@ void add_long_fp8_prompts(std::vector<Case>* table) {
     }
 }
 
-// Queries in front of so many keys that blocks share them. n: of a series; what it changes are the
+// Queries with so many keys that blocks share them. n: of a series; what it changes are the
 // masks, of which some leave a part nothing, and which lengths and sinks there are.
 Case split_prompt(flash3_dtype dtype, int64_t dim, int64_t dim_v, int64_t page_size, size_t n) {
   Case c;
@@ -149,7 +149,7 @@ void add_many_parts(Case c, int64_t page_size, int64_t page_size_of_one_tile,
   table->push_back(c);
 }
 
-// Prompts whose query tiles are few in front of many keys, so that blocks share them: pages of
+// Prompts with few query tiles and many keys, so that blocks share them: pages of
 // several sizes and none, rows and keys that fill no tile, sequences of too few keys beside others.
 void add_split_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
   constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};

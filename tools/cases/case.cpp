@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cases/cache_plan.hpp"
+#include "cases/cache_tensors.hpp"
 #include "cases/id_text.hpp"
 #include "cases/internals.hpp"
 #include "cases/printable.hpp"
@@ -80,7 +80,7 @@ bool sides(std::string_view word, std::string_view text, bool* q, bool* k) {
   return true;
 }
 
-// "<tokens>:<draw>" behind "lognormal".
+// "<tokens>:<draw>", after "lognormal".
 bool log_normal(std::string_view text, Case* c) {
   const size_t colon = text.find(':');
   if (colon == std::string_view::npos) return false;
@@ -313,7 +313,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
   }
   if (c.has_cache()) c.packed_k = false, c.used_k = true;  // a cache tells its lengths so
   if (c.lengths != Lengths::kAll && !c.is_ragged()) c.packed_q = c.packed_k = true;
-  if (c.lengths != Lengths::kLogNormal) c.tokens = c.draw = 0;  // another option came behind it
+  if (c.lengths != Lengths::kLogNormal) c.tokens = c.draw = 0;  // another option came after it
   return c;
 }
 

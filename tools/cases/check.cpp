@@ -318,7 +318,7 @@ TensorCheck check_lse(const Case& c, const flash3_tensor& got, const ReferenceFo
 
 namespace {
 
-// Of a result of rows, whose reference has what filled rows hold, or of heads.
+// Checks a result of rows, whose reference has what filled rows hold, or of heads.
 TensorCheck check_added(const Case& c, const char* name, const flash3_tensor& got,
                         const ReferenceForward& ref, std::vector<RowRule> rules,
                         const flash3_tensor& naive) {

@@ -18,8 +18,8 @@
 // fills them. Infinities and NaNs must stand where the oracle has them, and no element may keep the
 // fill pattern.
 //
-// Results besides out and lse, those of FP8 calls too, are held to the first rule. For calls that
-// bring 16-bit tensors to FP8 themselves it is one of a block of one element, N = 1.
+// Results other than out and lse, those of FP8 calls too, are held to the first rule. For calls
+// that bring 16-bit tensors to FP8 themselves it is one of a block of one element, N = 1.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mask of a case: the tensors that it is made from, and what comes of them.
+// The mask of a case: the tensors that it is made from, and what it becomes.
 #pragma once
 
 #include <memory>

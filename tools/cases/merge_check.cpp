@@ -27,7 +27,7 @@ struct GappedRows {
   int64_t at(int64_t row, int64_t d) const { return first + row * stride + d; }
 };
 
-// What a case merges, and what must come of it.
+// What a case merges, and what the result must be.
 class MergeData {
  public:
   explicit MergeData(const MergeCase& c)

@@ -276,7 +276,7 @@ void draw_cache(Draw& d, Case* c) {
     c->own_layouts[static_cast<size_t>(name)].reset();
 }
 
-// So few queries in front of so many keys that blocks share these (cuda/device/key_splits.hpp).
+// So few queries with so many keys that blocks share these (cuda/device/key_splits.hpp).
 void draw_shared_keys(Draw& d, Case* c) {
   c->seq_q = d.between(17, 60), c->seq_k = d.between(7168, 16000);
   // The cache has all rows, however few of them count.

@@ -1,14 +1,226 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cases/runner.hpp"
 
+#include <stdexcept>
 #include <utility>
+#include <vector>
 
-#include "cases/cache_runner.hpp"
+#include "cases/backward_tensors.hpp"
+#include "cases/cache_tensors.hpp"
 #include "cases/checked_call.hpp"
 #include "cases/quantize_runner.hpp"
+#include "oracle/gathered_cache.hpp"
 #include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::cases {
+namespace {
+
+// What the call must leave.
+struct Expected {
+  ExpectedForward call;
+  GuardedTensor k, v;
+};
+
+std::string expect(const Case& c, const CacheTensors& before, const RunOptions& options,
+                   Expected* expected) {
+  CacheTensors t = before;
+  for (GuardedTensor* copy : {&t.call.k, &t.call.v, &t.call.out, &t.call.lse}) *copy = clone(*copy);
+  t.call.extra = clone(t.call.extra);
+  flash3_forward_params params = make_cache_params(c, t);
+  params.backend = options.backend;
+  ForwardProblem problem;
+  if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok())
+    return s.message();
+  expected->call.ref = attention_ref(problem, options.oracle_threads);
+  if (options.naive || needs_naive(c)) attention_naive(problem, options.oracle_threads);
+  append_ref(problem);
+  expected->k = std::move(t.call.k), expected->v = std::move(t.call.v);
+  if (!options.naive && !needs_naive(c)) return "";
+  expected->call.naive_out = std::move(t.call.out),
+  expected->call.naive_lse = std::move(t.call.lse);
+  expected->call.naive_extra = std::move(t.call.extra);
+  return "";
+}
+
+// Where two copies of a tensor first differ, in words; "" if nowhere.
+std::string difference(const char* name, const GuardedTensor& got, const GuardedTensor& want) {
+  const auto at = std::mismatch(got.bytes.begin(), got.bytes.end(), want.bytes.begin());
+  if (at.first == got.bytes.end()) return "";
+  const auto byte = at.first - got.bytes.begin() - static_cast<ptrdiff_t>(got.offset);
+  return std::string(name) + ": byte " + std::to_string(byte) +
+         " from its start is not what the reference leaves in the cache";
+}
+
+// out and lse are held to the oracle's bounds, as of any forward; what the cache holds afterwards
+// must be the reference's bit for bit, and so every row that nothing is appended to is as it was.
+CheckResult run_cache_case(const Case& c, Memory& memory, const RunOptions& options) {
+  CheckResult result;
+  CheckedCall<flash3_forward_params> call(memory, options, &result);
+  const CacheTensors host = make_cache_tensors(c);
+  if (!call.ask(make_cache_question(c))) return result;
+
+  Upload q(memory, host.call.q), k(memory, host.call.k), v(memory, host.call.v),
+      out(memory, host.call.out), lse(memory, host.call.lse);
+  ExtraUploads extra(memory, c, host.call.extra);
+  std::vector<Upload> fields;
+  std::array<flash3_tensor, kCacheFieldCount> views{};
+  NamedUploads inputs = {{"q", &q}};
+  fields.reserve(kCacheFieldCount);
+  for (size_t i = 0; i < kCacheFieldCount; ++i) {
+    fields.emplace_back(memory, host.fields[i]);
+    views[i] = fields.back().view();
+    inputs.emplace_back(kCacheFields[i].name, &fields.back());
+  }
+  if (!call.prepare(make_cache_params(c, q.view(), k.view(), v.view(), out.view(), lse.view(),
+                                      extra.views(), views)))
+    return result;
+
+  const Stopwatch oracle_time;
+  Expected expected;
+  result.failure = expect(c, host, options, &expected);
+  result.oracle_seconds = oracle_time.seconds();
+  if (!result.passed()) return result;
+
+  Outputs outputs;
+  outputs.add("out", out), outputs.add("lse", lse), outputs.add(extra);
+  GuardedTensor got_k = clone(host.call.k), got_v = clone(host.call.v);
+  for (int run = 0; run < options.repeat; ++run) {
+    if (run > 0) outputs.restore(), k.restore(), v.restore(), call.workspace().restore();
+    if (!call.run()) return result;
+    k.download(&got_k), v.download(&got_v);
+    result.failure = difference("k", got_k, expected.k) + difference("v", got_v, expected.v);
+    if (!result.passed()) return result;
+    if (run > 0) {
+      result.failure = find_difference(run, outputs.uploads(), call.workspace(), inputs, extra);
+      if (!result.passed()) return result;
+      continue;
+    }
+    outputs.download();
+    result.failure = find_damage(outputs.got(), call.downloaded_workspace(), inputs, extra);
+    if (!result.passed()) return result;
+    if (options.repeat > 1) outputs.keep();
+  }
+
+  check_forward(c, outputs.got(), expected.call, &result);
+  return result;
+}
+
+}  // namespace
+
+namespace {
+
+// The tensors of a case on the memory that the call runs on.
+struct Uploads {
+  Uploads(Memory& memory, const Case& c, const BackwardTensors& host)
+      : q(memory, host.q),
+        k(memory, host.k),
+        v(memory, host.v),
+        out(memory, host.out),
+        lse(memory, host.lse),
+        dout(memory, host.dout),
+        dlse(memory, host.dlse),
+        dq(memory, host.dq),
+        dk(memory, host.dk),
+        dv(memory, host.dv),
+        dsink(memory, host.dsink),
+        extra(memory, c, host.extra) {}
+  NamedUploads inputs() const {
+    return {{"q", &q},     {"k", &k},       {"v", &v},      {"out", &out},
+            {"lse", &lse}, {"dout", &dout}, {"dlse", &dlse}};
+  }
+  NamedUploads gradients() const {
+    return {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"dsink", &dsink}};
+  }
+  BackwardViews views() const {
+    return {q.view(),    k.view(),  v.view(),  out.view(), lse.view(),   dout.view(),
+            dlse.view(), dq.view(), dk.view(), dv.view(),  dsink.view(), extra.views()};
+  }
+  Upload q, k, v, out, lse, dout, dlse, dq, dk, dv, dsink;
+  ExtraUploads extra;
+};
+
+// The gradients that a call left, with all that lies around them.
+struct Gradients {
+  GuardedTensor dq, dk, dv, dsink;
+};
+
+Gradients unwritten_gradients(const BackwardTensors& t) {
+  return {clone(t.dq), clone(t.dk), clone(t.dv), clone(t.dsink)};
+}
+
+BackwardViews with_gradients(BackwardViews views, const Gradients& g) {
+  views.dq = g.dq.view, views.dk = g.dk.view, views.dv = g.dv.view;
+  views.dsink = g.dsink.view;
+  return views;
+}
+
+ReferenceBackward expect(const Case& c, const BackwardTensors& t, const RunOptions& options) {
+  auto params = make_backward_params(c, t.views());
+  params.backend = options.backend;  // whose arithmetic the bounds have
+  BackwardProblem problem;
+  if (const Status s = make_backward_problem(&params, Pointers::kRequired, &problem); !s.ok())
+    throw std::logic_error("case " + to_id(c) + " was supported: " + s.message());
+  return attention_backward_ref(problem, options.oracle_threads, t.extra.mask_pairs());
+}
+
+// Keeps the worse of two runs.
+void keep_worse(const GradientChecks& now, CheckResult* result) {
+  const auto keep = [](const TensorCheck& part, TensorCheck* worst) {
+    if (!part.failure.empty() || part.fraction >= worst->fraction) *worst = part;
+  };
+  keep(now.dq, &result->dq);
+  keep(now.dk, &result->dk);
+  keep(now.dv, &result->dv);
+  keep(now.dsink, &result->dsink);
+  result->failure = now.failure();
+}
+
+}  // namespace
+
+CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& options) {
+  CheckResult result;
+  CheckedCall<flash3_backward_params> call(memory, options, &result);
+  if (!call.ask(make_backward_question(c))) return result;
+
+  const Stopwatch oracle_time;
+  const BackwardTensors host = make_backward_tensors(c, options.oracle_threads);
+  const ReferenceBackward ref = expect(c, host, options);
+  result.oracle_seconds = oracle_time.seconds();
+
+  Uploads device(memory, c, host);
+  if (!call.prepare(make_backward_params(c, device.views()))) return result;
+
+  Upload* const outputs[] = {&device.dq, &device.dk, &device.dv, &device.dsink};
+  for (int run = 0; run < options.repeat; ++run) {
+    if (run > 0) {
+      for (Upload* output : outputs) output->restore();
+      call.workspace().restore();
+    }
+    if (!call.run()) return result;
+    if (run > 0 && c.deterministic) {
+      result.failure =
+          find_difference(run, device.gradients(), call.workspace(), device.inputs(), device.extra);
+      if (!result.passed()) return result;
+      continue;
+    }
+
+    Gradients now = unwritten_gradients(host);
+    device.dq.download(&now.dq);
+    device.dk.download(&now.dk);
+    device.dv.download(&now.dv);
+    device.dsink.download(&now.dsink);
+    result.failure =
+        find_damage({{"dq", &now.dq}, {"dk", &now.dk}, {"dv", &now.dv}, {"dsink", &now.dsink}},
+                    call.downloaded_workspace(), device.inputs(), device.extra);
+    if (!result.passed()) return result;
+    keep_worse(check_gradients(c, with_gradients(host.views(), now), ref), &result);
+    if (!result.passed()) return result;
+    if (c.deterministic && options.repeat > 1)
+      for (Upload* output : outputs) output->keep();
+  }
+  return result;
+}
+
 namespace {
 
 // Empty if the library calls the case invalid; then *failure says why.

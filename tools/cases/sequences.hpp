@@ -29,14 +29,14 @@ struct CaseSequences {
 CaseSequences make_sequences(const Case& c);
 
 // Long-tailed lengths, at least 1, with this sum: log-normal with the median tokens / 128 and a
-// standard deviation of 1.2 of the logarithm; the last is cut to the sum. bench/ragged_points.py
-// draws the same.
+// standard deviation of 1.2 of the logarithm; the last is cut to the sum.
+// bench/gpu/ragged_points.py draws the same.
 std::vector<int64_t> log_normal_lengths(int64_t tokens, int64_t draw);
 
 // What a row of a tensor is to a call.
 enum class RowUse : char {
   kCounts,   // a token
-  kUnused,   // behind the tokens of its sequence that count
+  kUnused,   // after the tokens of its sequence that count
   kOutside,  // of no sequence
 };
 

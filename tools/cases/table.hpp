@@ -29,7 +29,7 @@ std::vector<Case> ragged_case_table(Level level, std::span<const flash3_dtype> d
 
 // The backward of each case of these tables: all with lse, since a backward needs it; dlse and
 // deterministic alternate. Special values only without a mask: what they do to the gradients of
-// keys that a row does not see, but that share a tile with ones that it sees, is nobody's promise.
+// keys that a row does not see, but that share a tile with ones that it sees, is not specified.
 std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype> dtypes);
 // FP8: q, k and v of e4m3 with all kinds of scales and outputs in all that the tables above have,
 // and calls that bring 16-bit tensors to FP8 themselves. ragged: of ragged batches alone, or
@@ -58,7 +58,7 @@ std::vector<Case> with_added_tensors(std::vector<Case> cases);
 std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes);
 
 // What ragged_case_table() has of tensors without rows and batches without tokens
-// (empty_table.cpp).
+// (options_table.cpp).
 std::vector<Case> empty_cases(std::span<const flash3_dtype> dtypes);
 
 }  // namespace flash3::cases

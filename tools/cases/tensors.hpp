@@ -24,7 +24,7 @@ struct GuardedTensor {
   std::vector<std::byte> bytes;
   size_t offset = 0;  // of view.data
   flash3_tensor view{};
-  std::vector<Range> forbidden;  // elements of the view that nobody may read or write either
+  std::vector<Range> forbidden;  // elements of the view that must not be read or written either
 
   // The same view in a copy of bytes that lives at base.
   flash3_tensor at(void* base) const;
@@ -63,7 +63,7 @@ void forbid_rows(GuardedTensor* tensor, const SequenceLengths& rows, int64_t bat
 
 int64_t element_size(flash3_dtype dtype);
 
-// Elements from the first to just behind the last one, gaps included.
+// Elements from the first to just after the last one, gaps included.
 int64_t span_of(const flash3_tensor& t);
 
 // Calls row(offset in elements) for each run of the last dimension, in the order in which a
@@ -87,7 +87,7 @@ float normal_value(uint64_t seed, uint64_t i);
 // count values of N(0, 1) as dtype, on all cores: input for benchmarks.
 void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed);
 
-// What a call may have besides, a T each; all zero or empty: not given.
+// What else a call may have, a T each; all zero or empty: not given.
 template <class T>
 struct Extra {
   T sink{}, cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};

@@ -8,16 +8,16 @@ namespace {
 
 uint64_t bit(int64_t i) { return i < 64 ? uint64_t{1} << i : 0; }
 
-// The words of a sequence's drafts; what they show behind the last draft counts for nothing.
+// The words of a sequence's drafts; what they show after the last draft counts for nothing.
 void draw_tree(int64_t drafts, uint64_t* state, uint64_t* words) {
-  const uint64_t behind = drafts < 64 ? ~uint64_t{0} << drafts : 0;
+  const uint64_t after = drafts < 64 ? ~uint64_t{0} << drafts : 0;
   for (int64_t i = 0; i < drafts; ++i) {
     const uint64_t draw = next_bits(state);
     const auto parent = static_cast<int64_t>(draw % static_cast<uint64_t>(i + 1)) - 1;
-    words[i] = bit(i) | (parent < 0 ? 0 : words[parent] & ~behind);
+    words[i] = bit(i) | (parent < 0 ? 0 : words[parent] & ~after);
     if (draw >> 60 == 0) words[i] = next_bits(state);
     if (draw >> 60 == 1) words[i] = 0;
-    words[i] |= next_bits(state) & behind;
+    words[i] |= next_bits(state) & after;
   }
 }
 

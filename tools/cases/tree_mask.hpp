@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tree_mask of a case: every sequence's drafts are a tree, but now and then a query sees any
-// drafts or none, and bits behind the last draft are anything.
+// drafts or none, and bits after the last draft are anything.
 #pragma once
 
 #include "cases/tensors.hpp"

@@ -3,16 +3,31 @@
 // told by an interval of the ratio: of --share from all samples, otherwise from their middle 80 %.
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "cli/median_ratio.hpp"
-
 namespace flash3::cli {
 
 using Json = nlohmann::ordered_json;
+
+// ---- how much faster one run is than another, and how sure that is ----
+
+struct Interval {
+  double low, high;
+};
+
+// Fewer samples say too little about what else they could have been.
+inline constexpr size_t kLeastSamples = 10;
+
+// The 99 % interval of median(a) / median(b), by a bootstrap: both are drawn again 2000 times from
+// their samples, in blocks of the cube root of their number, since neighbours resemble each other.
+// The same samples have the same interval on every machine. Both need kLeastSamples.
+Interval median_ratio_interval(const std::vector<double>& a, const std::vector<double>& b);
+
+// ---- files ----
 
 // Milliseconds of a case's samples.
 struct CaseTime {

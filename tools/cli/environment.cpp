@@ -92,8 +92,8 @@ std::string size_objection(const cases::Case& c) {
     return format("{} sequences of up to {} tokens take more than {} packed rows", c.batch, seq,
                   kMaxSize);
   if (c.has_cache() && seq + kMostUnused > kMaxSize)
-    return format("sequences of up to {} keys have more than {} with what a cache may have besides",
-                  seq, kMaxSize);
+    return format("sequences of up to {} keys may take more than {} rows of a cache", seq,
+                  kMaxSize);
   if (c.append_packed && product(c.append) > static_cast<double>(kMaxSize))
     return format("{} sequences of up to {} appended keys take more than {} packed rows", c.batch,
                   c.append, kMaxSize);

@@ -33,7 +33,7 @@ mode_t new_file_mode() {
 }  // namespace
 
 InputFile::InputFile(const std::string& path) : path_(path) {
-  // Without waiting for who writes to a pipe, which is no regular file anyway.
+  // Without waiting for a writer of a pipe, which is no regular file anyway.
   descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (descriptor_ < 0 && errno == ENOENT) throw FileError(printable(path) + ": no such file");
   if (descriptor_ < 0) throw FileError(printable(path) + ": cannot be read: " + reason());

@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
   const int code = run_command(argc, argv);
   flush_output();
   if (const int signal = stop_signal()) return kKilled + signal;
-  if (output_error() == EPIPE) return kPipe;  // who read it has seen enough
+  if (output_error() == EPIPE) return kPipe;  // the reader has seen enough
   if (output_error() != 0)
     return fail(std::string("stdout cannot be written: ") + std::strerror(output_error()),
                 kExitFailure);

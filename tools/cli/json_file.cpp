@@ -52,7 +52,7 @@ Json read_json(const std::string& path, const JsonLimits& limits, uint64_t* comp
     json = Json::parse(text, check);
   } catch (const Json::exception& e) {
     constexpr size_t kMost = 200;  // the message holds what was read last
-    refuse("is no JSON: " + cases::in_quotes(e.what(), kMost));
+    refuse("is not JSON: " + cases::in_quotes(e.what(), kMost));
   }
   if (comparisons != nullptr) *comparisons = made;
   return json;

@@ -17,7 +17,7 @@ struct JsonLimits {
   uint64_t comparisons = 20'000'000;
 };
 
-// Throws FileError, which names the file and the limit, or says what is no JSON. comparisons: that
+// Throws FileError, which names the file and the limit, or says what is not JSON. comparisons: that
 // were made, if not null.
 nlohmann::ordered_json read_json(const std::string& path, const JsonLimits& limits = {},
                                  uint64_t* comparisons = nullptr);

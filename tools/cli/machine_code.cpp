@@ -150,7 +150,7 @@ void add_kernels(std::string_view elf, const std::string& source, std::vector<Ke
     const std::string function(s.name.substr(kText.size()));
     kernels.push_back({readable(function), function, source, hash_of(sections, function)});
   }
-  // A file of instances is called after its rows, which tell nobody what its kernels are.
+  // A file of instances is called after its rows, which do not tell what its kernels are.
   if (kernels.size() == 1 && source.find("/instances/") == std::string::npos) {
     const size_t stem = source.rfind('/') + 1;
     kernels[0].name = source.substr(stem, source.rfind('.') - stem);

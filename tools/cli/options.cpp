@@ -47,7 +47,7 @@ double number_in(const std::string& text) {
   return whole ? value : std::numeric_limits<double>::quiet_NaN();
 }
 
-// Of every option that is a number. What is not finite is in no range.
+// The range of an option that is a number. What is not finite is in no range.
 CLI::Validator in_range(double least, double most) {
   return {[=](const std::string& text) {
             const double value = number_in(text);
@@ -59,8 +59,8 @@ CLI::Validator in_range(double least, double most) {
           format("in {} .. {}", least, most)};
 }
 
-// Of what the library takes as float32, where a small number must not become 0, its default. Signs
-// are up to the library.
+// For what the library takes as float32, where a small number must not become 0, its default. The
+// library checks signs.
 CLI::Validator a_float32() {
   return {[](const std::string& text) {
             constexpr double kLargest = std::numeric_limits<float>::max();
@@ -97,7 +97,7 @@ size_t edits(const std::string& a, const std::string& b) {
 }
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known) {
-  constexpr size_t kMost = 100;  // letters; nobody means anything by more
+  constexpr size_t kMost = 100;  // letters; no option is that long
   const std::string start = word.substr(0, kMost);
   return *std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) {
     return edits(start, a) < edits(start, b);
@@ -210,8 +210,8 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   bench_app->add_option("--backend", bench_options.backend, kBackendHelp)->capture_default_str();
   bench_app->add_option(
       "--dtype", bench_options.dtype,
-      "Of the suite and of --ceiling: bf16 (the default), fp16 or fp32; of --ceiling alone "
-      "e4m3 too");
+      "The dtype of the suite and of --ceiling: bf16 (the default), fp16 or fp32; --ceiling alone "
+      "takes e4m3 too");
   auto* ceiling_flag = bench_app->add_flag(
       "--ceiling", bench_options.ceiling,
       "Hopper: also measure what the tensor cores sustain, before and after the cases, and print "

@@ -123,9 +123,9 @@ class Record {
     const auto demand = [&](bool holds, const std::string& rule) {
       if (!holds)
         throw UsageError(
-            format("{} is no record of flash3 verify --record: {}", printable(path_), rule));
+            format("{} is not a record of flash3 verify --record: {}", printable(path_), rule));
     };
-    demand(json.is_object(), "it is no JSON object");
+    demand(json.is_object(), "it is not a JSON object");
     for (const char* name : {"backend", "compiler"})
       demand(json.contains(name) && json[name].is_string(), format("it has no text '{}'", name));
     for (const char* name : {"kernels", "parts"})
@@ -133,8 +133,8 @@ class Record {
     demand(json.contains("not_launched") && json["not_launched"].is_array(),
            "it has no list 'not_launched'");
     for (const Json& name : json["not_launched"])
-      demand(name.is_string(), "'not_launched' holds what is no name");
-    for (const Json& part : json["parts"]) demand(part.is_object(), "a part is no object");
+      demand(name.is_string(), "'not_launched' holds something that is not a name");
+    for (const Json& part : json["parts"]) demand(part.is_object(), "a part is not an object");
     for (const RecordPart& part : record_parts())
       if (part.missing && json["parts"].contains(part.name)) part.missing(json["parts"][part.name]);
     return json;
@@ -195,12 +195,11 @@ int record(const VerifyOptions& options) {
     if (backend == FLASH3_BACKEND_HOPPER) record.check_launch_log(asked);
     run_parts(asked, &record);
     record.print_summary();
-  } catch (const Json::exception& e) {  // what an older program noted of a part, or somebody else
-    throw UsageError(format("{} is no record of flash3 verify --record: {}",
+  } catch (const Json::exception& e) {  // what an older or another program noted of a part
+    throw UsageError(format("{} is not a record of flash3 verify --record: {}",
                             printable(options.record), e.what()));
   } catch (const PartFailed& e) {
-    print(stderr, "flash3: {}; nothing of it is noted in {}\n", e.what(),
-          printable(options.record));
+    print(stderr, "flash3: {}; nothing is noted in {}\n", e.what(), printable(options.record));
     return kExitFailure;
   }
   return 0;

@@ -72,15 +72,15 @@ std::vector<int32_t> sequence_bounds(const safetensors::Reader& file, const std:
   if (text.find_first_not_of("0123456789,") == std::string::npos) {
     const char *at = text.data(), *end = at + text.size();
     for (int32_t n = 0;; ++at) {
-      const auto [behind, code] = std::from_chars(at, end, n);
-      if (code != std::errc() || (behind != end && *behind != ','))
+      const auto [next, code] = std::from_chars(at, end, n);
+      if (code != std::errc() || (next != end && *next != ','))
         throw UsageError(
             format("{} {}: it must be numbers with commas between them, such as "
                    "0,5,12, or the name of an I32 tensor in the file",
                    option, printable(text)));
       bounds.push_back(n);
-      if (behind == end) break;
-      at = behind;
+      if (next == end) break;
+      at = next;
     }
   } else {
     const safetensors::TensorInfo& t = find(file, text);

@@ -8,7 +8,7 @@
 namespace flash3::cli {
 
 // From now on the first SIGINT or SIGTERM is noted; the second ends the program. Writing to a pipe
-// that nobody reads, or more than a limit of the file's size allows, is an error of that write.
+// without a reader, or more than a limit of the file's size allows, is an error of that write.
 // Standard descriptors that are closed are taken, so that no file gets their numbers.
 void prepare_to_stop();
 

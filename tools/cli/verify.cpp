@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "cases/accuracy.hpp"
-#include "cases/accuracy_fp8.hpp"
 #include "cases/printable.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"

@@ -22,7 +22,7 @@ struct CeilingResult {
   flash3_dtype dtype = FLASH3_BFLOAT16;
   int head_dim = 0;
   int keys = 0;         // of a tile: N of the instruction for S = Q·Kᵀ; head_dim is that of P·V
-  double seconds = 0;   // measured, behind the warm-up
+  double seconds = 0;   // measured, after the warm-up
   double flops = 0;     // in these seconds
   double clock_hz = 0;  // SM cycles that the kernel counted, over the seconds
   double peak_percent = 0;  // of the tensor cores' rate at that clock
@@ -32,7 +32,7 @@ struct CeilingResult {
   double pj_per_flop() const { return reading.mean_watts() * seconds / flops * 1e12; }
 };
 
-// Runs the products of attention for about `seconds`, behind a warm-up of 0.4 s, on every SM of
+// Runs the products of attention for about `seconds`, after a warm-up of 0.4 s, on every SM of
 // `gpu`: two warpgroups with 64 queries each, N(0, 1) operands that stay in shared memory, and P as
 // a softmax of such scores leaves it. float16, bfloat16 or e4m3; head_dim 64, 128 or 256.
 //

@@ -8,7 +8,7 @@
 
 namespace flash3::device {
 
-// What a block leaves behind.
+// What a block leaves.
 struct CeilingBlock {
   long long cycles;  // from the first product to the last, added up over launches
   float sink[256];   // of each thread: an accumulator element of every product, added up

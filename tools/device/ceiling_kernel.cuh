@@ -27,7 +27,7 @@ struct CeilingTraits {
   static constexpr int kStages = 2;  // tiles of K and of V one after the other, as in a real ring
   // Stages in a pass of the loop. ptxas gives each its own registers for the scores.
   static constexpr int kUnroll = kFp8 && kHeadDim > 192 ? 1 : kStages;
-  // O starts anew after so many key tiles, as it does for sequences of a few thousand keys: an
+  // O starts again after so many key tiles, as it does for sequences of a few thousand keys: an
   // accumulator that only grew would soon swallow what is added, and that costs less energy.
   static constexpr int kRounds = 64;
 
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       }
       wgmma_wait<1>();
       fence_operand(r_s);
-      // NOTE: ptxas drops a wgmma whose result nobody reads, volatile or not. It would also put
+      // NOTE: ptxas drops a wgmma whose result is never read, volatile or not. It would also put
       // this addition off past the next product, copy r_s for that, and serialise all wgmmas for
       // want of registers. order_before holds it here, and costs nothing: a square is never
       // negative.

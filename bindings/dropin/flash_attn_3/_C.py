@@ -75,7 +75,7 @@ def _fake_forward(f):
 
 
 def is_seen():
-    """Whether somebody looks at operators, by their names or with tensors of another kind: then this one must be called."""
+    """Whether anything watches operators, by their names or with tensors of another kind: then this one must be called."""
     return torch.compiler.is_compiling() or profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0 or \
         torch._C._are_functorch_transforms_active()
 

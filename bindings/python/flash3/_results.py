@@ -43,7 +43,7 @@ class _Library:
         self.name = self.module.__name__
         self.root = self.name.partition(".")[0]
         if self.root == "jax" or is_jax(like):
-            raise TypeError("like is of jax, whose arrays nobody may write into; take numpy or cupy for results, and jax.dlpack for "
+            raise TypeError("like is of jax, whose arrays must not be written to; take numpy or cupy for results, and jax.dlpack for "
                             "an array of what comes back")
         # Of the standard, and of libraries that take one: numpy has the host alone, CuPy the device that is current.
         self.device = None if isinstance(like, types.ModuleType) or self.root in ("numpy", "cupy", "torch") else \

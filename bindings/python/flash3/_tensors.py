@@ -120,7 +120,7 @@ def _of_cuda_array(name, x, writable, stream):
     interface = x.__cuda_array_interface__
     parts = _of_interface(name, x, interface, writable)
     device = _streams.device_of(parts[0]) if parts[0] else 0  # an empty one has no address
-    # Version 3 names the stream on which the memory becomes what it is; None: nobody need wait.
+    # Version 3 names the stream on which the memory becomes what it is; None: there is nothing to wait for.
     other, mine = interface.get("stream"), stream or _streams.LEGACY_DEFAULT
     if other == 0:
         raise ValueError(f"{name}.__cuda_array_interface__['stream'] = 0 but it must be None, 1, 2 or a cudaStream_t")
@@ -159,7 +159,7 @@ def _of_dlpack(name, x, writable, stream):
     if device_type not in _DLPACK_HOST + _DLPACK_CUDA:
         raise ValueError(f"{name}: DLPack device type {int(device_type)} but it must be host or CUDA memory")
     on_host = device_type in _DLPACK_HOST
-    # A capsule that nobody consumed frees its tensor when it goes: holding it is holding the memory.
+    # A capsule that was not consumed frees its tensor when it goes: holding it is holding the memory.
     capsule = _dlpack_capsule(x) if on_host else _dlpack_capsule(x, stream=stream or _streams.LEGACY_DEFAULT)
     kind = _capsule_name(capsule)
     address, flags = _capsule_pointer(capsule, kind), 0
@@ -189,7 +189,7 @@ def _parts(name, x, writable, stream):
     if is_torch(x):
         return _of_torch(name, x)
     if writable and is_jax(x):
-        raise ValueError(f"{name} is an array of jax, which nobody may write into, and an output is written")
+        raise ValueError(f"{name} is an array of jax, which must not be written to, and an output is written")
     if hasattr(x, "__array_interface__"):
         return _of_array(name, x, writable)
     if hasattr(x, "__dlpack__"):

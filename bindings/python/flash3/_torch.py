@@ -127,7 +127,7 @@ _OF_FORWARD, _OF_INFERENCE, _OF_BACKWARD = _names(_forward), frozenset(_names(_i
 
 
 def save_forward(ctx, q, k, v, arguments, out, lse):
-    """What gradients() needs; arguments: those of forward besides the tensors, by name."""
+    """What gradients() needs; arguments: those of forward other than the tensors, by name."""
     if _TENSORS.isdisjoint(arguments):
         ctx.names, ctx.others = (), arguments
         ctx.save_for_backward(q, k, v, out, lse)
@@ -202,7 +202,7 @@ torch.library.register_autograd(f"{NAME}::inference", _no_gradient_of_inference)
 
 
 def _attend_now(q, k, v, arguments, with_lse=True):
-    """(out, lse) of a call that nobody but autograd would see, which does not see it; without with_lse the second may be None."""
+    """(out, lse) of a call that only autograd would see, which does not see it; without with_lse the second may be None."""
     if _eager_forward is not None:
         results = _eager_forward(q, k, v, arguments, with_lse)
         if results is not None:
@@ -374,7 +374,7 @@ def _refuse_sharded_mask(q, arguments):
 
 
 def run_forward(q, k, v, arguments, with_lse=True):
-    """torch.ops.flash3.forward, with its gradients and flash3's exceptions; arguments: what is given besides the tensors, by name.
+    """torch.ops.flash3.forward, with its gradients and flash3's exceptions; arguments: what is given other than the tensors, by name.
 
     Without with_lse the second result may be None.
     """

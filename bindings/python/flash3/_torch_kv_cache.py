@@ -94,7 +94,7 @@ def _appends(options):
 
 
 def run_now(q, k_cache, v_cache, options):
-    """What flash3.attention_with_kv_cache returns of a call that nobody must see; otherwise None."""
+    """What flash3.attention_with_kv_cache returns of a call that nothing watches; otherwise None."""
     if eager is None or torch.compiler.is_compiling():
         return None
     result = eager(q, k_cache, v_cache, options)
@@ -104,7 +104,7 @@ def run_now(q, k_cache, v_cache, options):
 
 
 def _count_write(*tensors):
-    """As torch's own operators count what they write, for whoever saved it for a backward."""
+    """As torch's own operators count what they write, for what saved it for a backward."""
     if torch.is_grad_enabled():
         torch.autograd.graph.increment_version(tensors)
 

@@ -32,7 +32,6 @@
 #include "cpu/kernels/multiply-inl.hpp"
 #include "cpu/kernels/softmax-inl.hpp"
 #if defined(FLASH3_AMX)
-#include "cpu/kernels/amx_tiles-inl.hpp"
 #include "cpu/kernels/amx-inl.hpp"
 #endif
 #include "cpu/kernels/words-inl.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward of one block of keys, for one instruction set; float32 throughout. Included behind
+// The backward of one block of keys, for one instruction set; float32 throughout. Included after
 // attention-inl.hpp, whose helpers it shares.
 //
 //   K and V of the block converted and packed once; dK = dV = 0
@@ -12,7 +12,7 @@
 //     dV += Pᵀ·dOut,  dK += dSᵀ·Q
 //     dQ += dS·K, in the order of the blocks of keys
 //
-// The task of the next block of keys follows one block of rows behind. Under a causal mask too: all
+// The task of the next block of keys follows by one block of rows, also under a causal mask: all
 // tasks go from the last row, which sees the most, to the first.
 //
 // A product goes over strips of 6 rows of its result, and over the part of the sum in which the
@@ -119,7 +119,7 @@ class BackwardRunner : BackwardState<T> {
   using State::add_in_order, State::blocks_, State::clear_hidden, State::delta_,
       State::find_keys_of_rows, State::for_each_row_block, State::hides, State::key_offset,
       State::keys_, State::keys_seen_by, State::load_sums, State::lse_, State::p_,
-      State::prefetch_behind, State::row_, State::row_keys_, State::row_of_keys,
+      State::prefetch_ahead, State::row_, State::row_keys_, State::row_of_keys,
       State::row_of_queries, State::rows_, State::rows_that_see, State::store_row;
 
   BackwardBuffers buffers_;
@@ -193,7 +193,7 @@ class BackwardRunner : BackwardState<T> {
         std::fill_n(dout, v_words, 0.f);
         continue;
       }
-      prefetch_behind(i);
+      prefetch_ahead(i);
       const PackedRow row = row_[i];
       copy_row<Words>(row_of_queries(p_.q, row), p_.head_dim, q_words, q);
       copy_row<Words>(row_of_queries(p_.dout, row), p_.head_dim_v, v_words, dout);

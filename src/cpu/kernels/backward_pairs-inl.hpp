@@ -122,7 +122,7 @@ class PairRunner : BackwardState<Bf16> {
   void run_block(Index row_block, Range seen) {
     padded_rows_ = round_up(rows_.size(), kStripRows);
     for (Index i = 0; i < rows_.size(); ++i) {
-      prefetch_behind(i);
+      prefetch_ahead(i);
       load_sums(i);
     }
     rows_are_finite_ = true;
@@ -246,7 +246,7 @@ class PairRunner : BackwardState<Bf16> {
   void add_to_queries(float* dq, int stride) {
     const PairBuffers& b = buffers_;
     const int depth = blocks_.tile.keys / 2;
-    // Rows behind these are the next block's, which another thread may be at.
+    // The rows after these are the next block's, which another thread may be at.
     const Index own_rows = round_up(rows_.size(), kBackwardStrip);
     for (Index first = 0; first < keys_.size(); first += kDepth)
       for (int column = 0; column < p_.head_dim; column += kPanel) {

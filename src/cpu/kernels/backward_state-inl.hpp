@@ -29,7 +29,7 @@ HWY_INLINE VecF probability(VecF score_minus_lse) {
 HWY_INLINE void softmax_backward(const BackwardProblem& problem, Range own, float row_lse,
                                  float row_delta, int columns, float* p, float* ds) {
   if (!own.empty()) {
-    // Base 2 only behind the difference: scale · log2 e, rounded, would be an error of the
+    // Base 2 only after the difference: scale · log2 e, rounded, would be an error of the
     // score's size, which lse, unlike the sum that the forward divides by, does not share.
     const VecF scale = set(problem.softmax_scale), lse = set(row_lse);
     const VecF delta = set(row_delta);
@@ -131,7 +131,7 @@ class BackwardState {
   }
 
   // Rows of a head may be pages apart, where no hardware looks ahead.
-  void prefetch_behind(Index i) const {
+  void prefetch_ahead(Index i) const {
     constexpr int kAhead = 6;
     if (i + kAhead >= rows_.size()) return;
     prefetch(row_of_queries(p_.q, row_[i + kAhead]), p_.head_dim);
@@ -196,7 +196,8 @@ class BackwardState {
     return all;
   }
 
-  // Of row i by the lists, counted from the task's first key; seen_[i] is the same in the sequence.
+  // What row i sees by the lists, counted from the task's first key; seen_[i] counts from the
+  // sequence's.
   Range listed_keys(Index i) {
     const PackedRow row = row_[i];
     seen_[i] = blocks_.reader.seen(row.query, row.head, keys_.begin / kMaskBlock);

@@ -5,7 +5,7 @@
 //   K  transposed, in panels of kPanel keys   [panel][word][key in panel]
 //   V  in panels of kPanel columns            [panel][key / kElements][column in panel]
 //
-// Padding (keys behind seq_k, columns behind the head dim) is zero. FP8 values are multiplied by
+// Padding (keys beyond seq_k, columns beyond the head dim) is zero. FP8 values are multiplied by
 // their scales here: by powers of two that rounds nothing.
 
 HWY_BEFORE_NAMESPACE();

@@ -158,7 +158,7 @@ HWY_INLINE void store(VecF x, Bf16* p) {
 
 #endif
 
-// The same for the first `count` elements only: memory behind them is neither read nor written.
+// The same for the first `count` elements only: memory after them is neither read nor written.
 template <class T>
 HWY_INLINE VecF load_first(const T* p, int count) {
   if (count >= kLanes) return load(p);

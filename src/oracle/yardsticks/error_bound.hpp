@@ -89,7 +89,7 @@ inline Precision precision_of(flash3_dtype dtype) {
   }
 }
 
-// Of weights over FP8 keys under a q of 16 bits.
+// The precision of weights where keys are FP8 and q has 16 bits.
 inline Precision widened_precision(const Problem& p) {
   Precision precision = precision_of(FLASH3_FLOAT16);
   if (p.seq_q > kFewQueries)

@@ -13,7 +13,7 @@ namespace flash3 {
 // Writes problem.out and, if they have memory, problem.lse and problem.max_logits. Scores and
 // probabilities are materialised in the problem's dtype, sums are float32. An FP8 problem rounds
 // exp(score − max) · 256 to e4m3, as the library does, and for Hopper sums as its tensor cores do
-// (tensor_core_sum.hpp). mask: as attention_ref() takes it.
+// (attention_naive.cpp). mask: as attention_ref() takes it.
 void attention_naive(const ForwardProblem& problem, int num_threads = 0,
                      const MaskPairs* mask = nullptr);
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "../parsed.hpp"
-#include "cases/accuracy_fp8.hpp"
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
 #include "oracle/yardsticks/naive.hpp"

@@ -121,7 +121,7 @@ TEST(LseCheck, HoldsEachRowToItsBound) {
   EXPECT_NE(check_lse(got.view, ref).failure, "");
 }
 
-// A result besides out and lse, as the checks of a forward call find it.
+// A result other than out and lse, as the checks of a forward call find it.
 class AddedCheck : public testing::Test {
  protected:
   // Whether the value at [head, row] = [1, 2], or of head 1, may be this, and why not.
@@ -333,11 +333,11 @@ TEST(Guard, FindsAByteOutsideTheElements) {
     EXPECT_NE(t.damage().find("byte -1 "), std::string::npos) << t.damage();
   }
   auto t = make_tensor(FLASH3_FLOAT16, 1, 1, 2, 5, Layout::kPadded);
-  t.bytes[t.offset + 10] = std::byte{0};  // the gap behind head 0
+  t.bytes[t.offset + 10] = std::byte{0};  // the gap after head 0
   EXPECT_NE(t.damage().find("byte 10 "), std::string::npos) << t.damage();
-  auto behind = make_tensor(FLASH3_FLOAT16, 1, 1, 1, 5, Layout::kBatchSeq);
-  behind.bytes[behind.offset + 10] = std::byte{0};
-  EXPECT_NE(behind.damage(), "");
+  auto after = make_tensor(FLASH3_FLOAT16, 1, 1, 1, 5, Layout::kBatchSeq);
+  after.bytes[after.offset + 10] = std::byte{0};
+  EXPECT_NE(after.damage(), "");
 }
 
 Case small_case() { return *parse_id("bf16/b1/q9/k17/h2x1/d24/causal", nullptr); }

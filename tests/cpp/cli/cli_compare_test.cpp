@@ -92,7 +92,7 @@ TEST_F(CliCompare, TakesWhatBenchWrites) {
 
 TEST_F(CliCompare, RefusesOtherFiles) {
   const std::string good = report({{"x", {1, 1, 1}}});
-  expect_refused("{", good, "a.json", "is no JSON");
+  expect_refused("{", good, "a.json", "is not JSON");
   expect_refused(good, "[]", "b.json", "has no metadata and results");
   expect_refused(good, R"({"metadata": {}, "results": [{}]})", "b.json", "a result has no case");
   expect_refused(good, report({{"x", {0, 0, 0}}}), "b.json", "a case has no median_ms");
@@ -144,7 +144,8 @@ TEST_F(CliCompare, TakesWhatBenchShares) {
   ASSERT_EQ(flash3(bench + path("1.json")).exit_code, 0);
   const json j = json::parse(slurp(path("1.json")));
   EXPECT_EQ(j["format"], "flash3-bench-share/1");
-  EXPECT_FALSE(j["metadata"].contains("host")) << "whoever shares a file may not want to";
+  EXPECT_FALSE(j["metadata"].contains("host"))
+      << "a user who shares a file may not want to share that";
   for (const char* name : {"cpu", "cores", "memory_gib", "system"})
     EXPECT_TRUE(j["machine"].contains(name)) << name;
   for (const char* name : {"flash3", "commit", "compiler", "libc"})
@@ -171,7 +172,7 @@ TEST_F(CliCompare, RefusesOtherFormatsOfShare) {
   expect_refused(
       good, newer.dump(), "b.json",
       "its format is \"flash3-bench-share/2\" and this flash3 reads flash3-bench-share/1");
-  expect_refused(broken.dump(), good, "a.json", "samples_ms that are no times");
+  expect_refused(broken.dump(), good, "a.json", "samples_ms that are not times");
   expect_refused(good, R"({"points": []})", "b.json", "has no metadata and results");
   expect_usage_error("bench --sustained 1 --share " + path("s.json"),
                      "--sustained excludes --share");

@@ -69,8 +69,9 @@ TEST_F(Cli, BadArguments) {
                                "--case bf16/b1/q1/k9/h1/d8/full/append1/bwd"})
     expect_usage_error(std::string("bench --backend cpu ") + backward,
                        "is a call on a KV cache, which has no backward");
-  expect_usage_error("explain bf16/b1/q1/k2147483640/h1/d8/full/append9/packednew",
-                     "sequences of up to 2147483649 keys have more than 2147483647");
+  expect_usage_error(
+      "explain bf16/b1/q1/k2147483640/h1/d8/full/append9/packednew",
+      "sequences of up to 2147483649 keys may take more than 2147483647 rows of a cache");
   expect_usage_error("explain bf16/b100/q1/k1/h1/d8/full/append99999999/packednew",
                      "100 sequences of up to 99999999 appended keys take more than 2147483647");
   expect_usage_error("explain bf16/b1/q1/k1/h1/d8/full/paged2147483648",

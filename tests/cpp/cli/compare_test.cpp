@@ -143,8 +143,8 @@ TEST_F(JsonFile, BytesAndLevelsAreBounded) {
   EXPECT_EQ(error("[[1]]", {.depth = 2}), "");
   EXPECT_EQ(error("[[[1", {.depth = 2}), "has more than 2 levels of arrays and objects");
   EXPECT_EQ(error(R"({"a":{"a":[1)", {.depth = 2}), "has more than 2 levels of arrays and objects");
-  EXPECT_EQ(error("").find("is no JSON: "), 0u);
-  EXPECT_EQ(error("[\"" + std::string(100'000, 'x') + "\x1b").find("is no JSON: "), 0u);
+  EXPECT_EQ(error("").find("is not JSON: "), 0u);
+  EXPECT_EQ(error("[\"" + std::string(100'000, 'x') + "\x1b").find("is not JSON: "), 0u);
   EXPECT_LT(error("[\"" + std::string(100'000, 'x') + "\x1b").size(), 300u);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that is used again instead of freed, what an upload remembers, and who may have how much.
+// Memory that is used again instead of freed, what an upload remembers, and how much each may have.
 #include "cases/memory.hpp"
 
 #include <gtest/gtest.h>

@@ -14,7 +14,7 @@ constexpr const char* kSmall = "--case fp32/b1/q1/k1/h1/d1/full";
 
 class CliOutput : public Cli {
  protected:
-  // Files that a run has left besides those of the tests.
+  // Files that a run has left, other than those of the tests.
   bool left_overs() const {
     for (const auto& entry : fs::directory_iterator(folder_))
       if (entry.path().filename().string().starts_with(".flash3-")) return true;
@@ -171,7 +171,7 @@ TEST_F(CliOutput, AnInterruptEndsVerify) {
   EXPECT_NE(o.out.find(" not run\n"), std::string::npos) << o.out;
 }
 
-// A run that can tell nobody of its results stops, and has nothing to put in an older file's place.
+// A run that cannot print its results stops, and has nothing to put in an older file's place.
 TEST_F(CliOutput, WithoutStdoutABenchStops) {
   std::ofstream(path("r.json")) << "old";
   const Outcome o = flash3(std::string("bench --backend cpu --samples 1 --sample-ms 0 ") + kSmall +

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which of racecheck's reports count, on texts as it prints them.
-#include "cli/racecheck.hpp"
-
 #include <gtest/gtest.h>
+
+#include "cli/sanitizer.hpp"
 
 namespace flash3::cli {
 namespace {

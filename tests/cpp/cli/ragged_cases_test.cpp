@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ragged cases: their lengths, their tensors, and a check that must pass what is right and fail
-// what is wrong. The oracle stands for the backend.
+// what is wrong. The oracle takes the backend's place.
 #include <gtest/gtest.h>
 
 #include <algorithm>

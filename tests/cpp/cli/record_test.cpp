@@ -106,16 +106,16 @@ TEST_F(RecordTest, RefusesWhatIsNoRecord) {
   no_seed["parts"] = {{"random", {{"runs", json::array({json::object()})}}}};
   bad_random["parts"] = {{"random", {{"runs", 7}}}};
   for (const auto& [text, why] :
-       {std::pair<std::string, std::string>{"[]", "it is no JSON object"},
-        {"{", "is no JSON: "},
+       {std::pair<std::string, std::string>{"[]", "it is not a JSON object"},
+        {"{", "is not JSON: "},
         {std::string(100, '['), "has more than 16 levels"},
         {bad_backend.dump(), "it has no text 'backend'"},
-        {bad_names.dump(), "'not_launched' holds what is no name"},
-        {bad_parts.dump(), "a part is no object"},
+        {bad_names.dump(), "'not_launched' holds something that is not a name"},
+        {bad_parts.dump(), "a part is not an object"},
         {no_parts.dump(), "it has no object 'parts'"},
-        {bad_random.dump(), "is no record of flash3 verify --record"},
-        {no_seed.dump(), "is no record of flash3 verify --record"},
-        {empty_random.dump(), "is no record of flash3 verify --record"}}) {
+        {bad_random.dump(), "is not a record of flash3 verify --record"},
+        {no_seed.dump(), "is not a record of flash3 verify --record"},
+        {empty_random.dump(), "is not a record of flash3 verify --record"}}) {
     std::ofstream(path("record.json")) << text;
     const Outcome o = record("--part random --random 0.001");
     EXPECT_EQ(o.exit_code, 2) << o.out << o.err;
@@ -182,7 +182,7 @@ TEST_F(RecordTest, GoesOnWithTheNextSeed) {
 TEST_F(RecordTest, RefusesWhatIsNoRecordOfThisBackend) {
   const std::string arguments = "verify --backend cpu --record " + path("record.json");
   std::ofstream(path("record.json")) << "{}";
-  expect_usage_error(arguments, "is no record of flash3 verify --record");
+  expect_usage_error(arguments, "is not a record of flash3 verify --record");
   std::ofstream(path("record.json"))
       << R"({"backend": "hopper", "compiler": "", "kernels": {}, "not_launched": [], "parts": {}})";
   expect_usage_error(arguments, "is a record of the hopper backend");
@@ -199,7 +199,7 @@ TEST_F(RecordTest, IsOfAGpuUnlessAskedOtherwise) {
   EXPECT_FALSE(fs::exists(path("record.json")));
 }
 
-// cli/racecheck.hpp says which.
+// cli/sanitizer.hpp says which.
 TEST_F(RecordTest, HazardsThatAreNoneAreCounted) {
   const std::string known =
       "========= Error: Potential WAR hazard detected at __shared__ 0x30de8 in block (0,0,0) :\n"

@@ -198,7 +198,7 @@ TEST_F(SafetensorsFile, OnDisk) {
   const Reader file(path_);
   std::filesystem::resize_file(path_, 40);
   EXPECT_EQ(error().find(path_ + ": not a valid safetensors file"), 0u) << error();
-  try {  // somebody cut it off after its header was read
+  try {  // another process cut it off after its header was read
     file.read(*file.header().find("k"));
     ADD_FAILURE() << "read past the end";
   } catch (const FileError& e) {
@@ -246,7 +246,7 @@ TEST(SafetensorsLimits, Depth) {
   expect_error(R"({"__metadata__":{"a":)" + std::string(1000, '{'), 0, "is not a string");
 }
 
-// Of a file that tells a wrong size nothing but the eight bytes of the length is read.
+// Where a file states a wrong size, only the eight bytes of the length are read.
 TEST_F(SafetensorsFile, SizesAreCheckedBeforeAnythingIsRead) {
   const std::string zeros(16, '\0');
   for (const auto& [length, message] :

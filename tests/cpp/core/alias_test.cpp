@@ -8,13 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "backward_call.hpp"
-#include "cache_call.hpp"
+#include "call.hpp"
 #include "core/alias_checks.hpp"
 #include "core/schedule.hpp"
 #include "flash3/plan.h"
 #include "problem_of.hpp"
-#include "ragged_call.hpp"
 #include "rules.hpp"
 
 namespace flash3::test {

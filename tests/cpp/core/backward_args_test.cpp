@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "backward_call.hpp"
+#include "call.hpp"
 #include "core/problem.hpp"
 #include "oracle/attention_backward_ref.hpp"
 

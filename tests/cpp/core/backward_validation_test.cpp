@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backward_call.hpp"
+#include "call.hpp"
 #include "core/problem.hpp"
 #include "rules.hpp"
 

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "cache_call.hpp"
+#include "call.hpp"
 #include "problem_of.hpp"
 
 namespace flash3::test {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_call.hpp"
+#include "call.hpp"
 #include "core/problem.hpp"
 #include "problem_of.hpp"
 #include "rules.hpp"
@@ -45,7 +45,7 @@ std::vector<Rule<F>> cache_rules() {
       {"VNewAlone", [](F& p) { p.k_new = {}; },
        "v_new is given but k_new is not; values are appended with their keys"},
       {"AppendWithoutLengths", [](F& p) { p.seqused_k = {}; },
-       "k_new is given but seqused_k is not; it tells how many keys the new ones come behind"},
+       "k_new is given but seqused_k is not; it tells how many keys the new ones follow"},
       {"CuOfNothing",
        [](F& p) {
          p.cu_seqlens_k_new = index(3);

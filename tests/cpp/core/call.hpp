@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small valid forward call on host memory that a test can then bend.
+// Small valid calls on host memory that a test can then bend.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -53,6 +54,178 @@ class Call {
  public:
   std::vector<float> out, lse;
   Forward args;
+};
+
+// The forward call whose gradients `b` asks for, on the same tensors.
+inline Forward forward_of(const Backward& b) {
+  return {.q = b.q,
+          .k = b.k,
+          .v = b.v,
+          .out = b.out,
+          .lse = b.lse,
+          .softmax_scale = b.softmax_scale,
+          .causal = b.causal,
+          .window_left = b.window_left,
+          .window_right = b.window_right,
+          .chunk = b.chunk,
+          .softcap = b.softcap,
+          .sink = b.sink,
+          .cu_seqlens_q = b.cu_seqlens_q,
+          .cu_seqlens_k = b.cu_seqlens_k,
+          .seqused_q = b.seqused_q,
+          .seqused_k = b.seqused_k,
+          .max_seqlen_q = b.max_seqlen_q,
+          .max_seqlen_k = b.max_seqlen_k};
+}
+
+// Owns the memory of a float32 backward call: the forward of Call has run, without a mask, and its
+// gradients are asked for.
+class BackwardCall {
+ public:
+  explicit BackwardCall(const Sizes& s = {}, bool with_dlse = true)
+      : forward_(s),
+        dq(static_cast<size_t>(s.batch * s.seq_q * s.heads_q * s.head_dim), Call::kUntouched),
+        dk(static_cast<size_t>(s.batch * s.seq_k * s.heads_k * s.head_dim), Call::kUntouched),
+        dv(static_cast<size_t>(s.batch * s.seq_k * s.heads_k * s.head_dim_v), Call::kUntouched) {
+    dout_.resize(forward_.out.size());
+    for (size_t i = 0; i < dout_.size(); ++i) dout_[i] = float(i % 7) - 3.f;
+    dlse_.resize(forward_.lse.size());
+    for (size_t i = 0; i < dlse_.size(); ++i) dlse_[i] = float(i % 3) - 1.f;
+
+    args.q = forward_.args.q, args.k = forward_.args.k, args.v = forward_.args.v;
+    args.out = forward_.args.out, args.lse = forward_.args.lse;
+    args.dout = args.out, args.dout.data = dout_.data();
+    if (with_dlse) args.dlse = args.lse, args.dlse.data = dlse_.data();
+    args.dq = args.q, args.dq.data = dq.data();
+    args.dk = args.k, args.dk.data = dk.data();
+    args.dv = args.v, args.dv.data = dv.data();
+    run_forward();
+  }
+  BackwardCall(const BackwardCall&) = delete;
+  BackwardCall& operator=(const BackwardCall&) = delete;
+
+  flash3_backward_params params() const { return args.params(); }
+
+  // out and lse again, as args now are.
+  void run_forward() {
+    Forward forward = forward_of(args);
+    forward.backend = FLASH3_BACKEND_CPU;
+    forward.num_threads = 1;  // no workspace
+    flash3::forward(forward);
+  }
+
+ private:
+  Call forward_;
+  std::vector<float> dout_, dlse_;
+
+ public:
+  std::vector<float> dq, dk, dv;
+  Backward args;
+};
+
+// Owns the memory of a float32 call on a KV cache: two sequences in pages of 4, to which tokens are
+// appended, with a rotary embedding; 4 query heads on 2 KV heads, head_dim 8, head_dim_v 16.
+struct CacheCall {
+  static constexpr int64_t kPages = 5, kPageSize = 4, kMaxPages = 3, kPositions = 20;
+
+  // An entry that no key needs may be anything.
+  std::array<int32_t, 6> table{3, 1, -77, 0, 4, 2};
+  std::array<int32_t, 2> used{5, 9}, leftpad{2, 0}, offsets{1, 4}, batch_idx{4, 1};
+  std::array<int32_t, 3> cu_new{0, 1, 3};
+  std::vector<float> q = std::vector<float>(2 * 2 * 4 * 8, 0.25f);
+  std::vector<float> k = std::vector<float>(kPages * kPageSize * 2 * 8, 0.5f);
+  std::vector<float> v = std::vector<float>(kPages * kPageSize * 2 * 16, 1.f);
+  std::vector<float> k_new = std::vector<float>(2 * 3 * 2 * 8, 0.75f);
+  std::vector<float> v_new = std::vector<float>(2 * 3 * 2 * 16, 2.f);
+  std::vector<float> cos = std::vector<float>(kPositions * 3, 0.5f), sin = cos;
+  std::vector<float> out = std::vector<float>(2 * 2 * 4 * 16, Call::kUntouched);
+
+  CacheCall() = default;
+  CacheCall(const CacheCall&) = delete;
+  CacheCall& operator=(const CacheCall&) = delete;
+
+  Forward args() {
+    Forward f;
+    f.q = tensor(q.data(), FLASH3_FLOAT32, {2, 2, 4, 8});
+    f.k = tensor(k.data(), FLASH3_FLOAT32, {kPages, kPageSize, 2, 8});
+    f.v = tensor(v.data(), FLASH3_FLOAT32, {kPages, kPageSize, 2, 16});
+    f.out = tensor(out.data(), FLASH3_FLOAT32, {2, 2, 4, 16});
+    f.page_table = page_table_tensor(table.data(), 2, kMaxPages);
+    f.seqused_k = index_tensor(used.data(), 2);
+    f.leftpad_k = index_tensor(leftpad.data(), 2);
+    f.k_new = tensor(k_new.data(), FLASH3_FLOAT32, {2, 3, 2, 8});
+    f.v_new = tensor(v_new.data(), FLASH3_FLOAT32, {2, 3, 2, 16});
+    f.rotary_cos = rotary_tensor(cos.data(), FLASH3_FLOAT32, kPositions, 3);
+    f.rotary_sin = rotary_tensor(sin.data(), FLASH3_FLOAT32, kPositions, 3);
+    f.rotary_offsets = index_tensor(offsets.data(), 2);
+    f.causal = true;
+    return f;
+  }
+
+  // The same without pages: a cache of five elements with four rows each.
+  Forward elements() {
+    Forward f = args();
+    f.page_table = {};
+    f.cache_batch_idx = index_tensor(batch_idx.data(), 2);
+    f.k_new = f.v_new = f.rotary_cos = f.rotary_sin = f.rotary_offsets = {};
+    used = {3, 4};
+    return f;
+  }
+};
+
+// Owns the memory of a float32 ragged call, forward or backward: two sequences in packed tensors,
+// and a sink; 4 query heads on 2 KV heads, head_dim 8, head_dim_v 16.
+struct RaggedCall {
+  static constexpr int64_t kTotalQ = 6, kTotalK = 9;  // with a row after the last sequence
+
+  std::array<int32_t, 3> cu_q{0, 2, 5}, cu_k{0, 3, 8};
+  std::array<int32_t, 2> used_q{2, 1}, used_k{3, 4};
+  std::vector<float> q = std::vector<float>(kTotalQ * 4 * 8, 0.25f);
+  std::vector<float> k = std::vector<float>(kTotalK * 2 * 8, 0.5f);
+  std::vector<float> v = std::vector<float>(kTotalK * 2 * 16, 1.f);
+  std::vector<float> out = std::vector<float>(kTotalQ * 4 * 16, Call::kUntouched);
+  std::vector<float> lse = std::vector<float>(4 * kTotalQ, Call::kUntouched);
+  std::vector<float> dout = out, dlse = lse, dq = q, dk = k, dv = v;
+  std::vector<float> sink = std::vector<float>(4, -1.f), dsink = sink;
+
+  RaggedCall() = default;
+  RaggedCall(const RaggedCall&) = delete;
+  RaggedCall& operator=(const RaggedCall&) = delete;
+
+  Forward forward() {
+    Forward f;
+    f.q = packed_tensor(q.data(), FLASH3_FLOAT32, {kTotalQ, 4, 8});
+    f.k = packed_tensor(k.data(), FLASH3_FLOAT32, {kTotalK, 2, 8});
+    f.v = packed_tensor(v.data(), FLASH3_FLOAT32, {kTotalK, 2, 16});
+    f.out = packed_tensor(out.data(), FLASH3_FLOAT32, {kTotalQ, 4, 16});
+    f.lse = packed_lse_tensor(lse.data(), 4, kTotalQ);
+    set_sequences(&f);
+    return f;
+  }
+
+  Backward backward() {
+    const Forward f = forward();
+    Backward b;
+    b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = f.lse;
+    b.dout = f.out, b.dlse = f.lse, b.dq = f.q, b.dk = f.k, b.dv = f.v;
+    b.dout.data = dout.data(), b.dlse.data = dlse.data();
+    b.dq.data = dq.data(), b.dk.data = dk.data(), b.dv.data = dv.data();
+    b.dsink = sink_tensor(dsink.data(), FLASH3_FLOAT32, 4);
+    set_sequences(&b);
+    return b;
+  }
+
+ private:
+  template <class Args>
+  void set_sequences(Args* args) {
+    args->cu_seqlens_q = index_tensor(cu_q.data(), 3);
+    args->cu_seqlens_k = index_tensor(cu_k.data(), 3);
+    args->seqused_q = index_tensor(used_q.data(), 2);
+    args->seqused_k = index_tensor(used_k.data(), 2);
+    args->max_seqlen_q = 3;
+    args->max_seqlen_k = 5;
+    args->sink = sink_tensor(sink.data(), FLASH3_FLOAT32, 4);
+  }
 };
 
 }  // namespace flash3::test

@@ -7,10 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "backward_call.hpp"
+#include "call.hpp"
 #include "data_mask_call.hpp"
 #include "flash3/plan.hpp"
-#include "ragged_call.hpp"
 #include "rules.hpp"
 
 namespace flash3::test {

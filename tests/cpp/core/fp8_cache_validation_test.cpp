@@ -15,7 +15,7 @@ namespace {
 
 using F = flash3_forward_params;
 
-// Addresses that nobody looks at, each far from the others.
+// Addresses that are never read, each far from the others.
 template <class T = void>
 T* memory(uintptr_t tensor) {
   return reinterpret_cast<T*>(tensor << 40);

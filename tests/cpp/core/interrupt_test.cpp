@@ -84,7 +84,8 @@ TEST_F(Interrupt, EndsABackwardCall) {
   expect_cancelled(flash3_backward(&p));
 }
 
-// What goes on is not changed by the questions, and nobody asks after a function is taken back.
+// The questions do not change a call that goes on, and nothing is asked once a function is taken
+// back.
 TEST_F(Interrupt, ChangesNothingElse) {
   Call plain, watched;
   flash3_forward_params p = plain.params(), w = watched.params();

@@ -139,7 +139,7 @@ TEST_F(KeptPlanTest, RefusesAnAddressOfATensorThatThePlanDoesNotHave) {
   EXPECT_NE(sentence.find(" but the plan was made for null"), std::string::npos) << sentence;
 }
 
-// What lies behind the sizes of a tensor of fewer dimensions may be anything.
+// What lies after the sizes of a tensor of fewer dimensions may be anything.
 TEST_F(KeptPlanTest, TakesParamsThatDifferInBytesWithoutMeaning) {
   auto same = params_;
   same.lse.shape[3] = 77, same.lse.stride[3] = -1;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_call.hpp"
+#include "call.hpp"
 #include "core/problem.hpp"
 #include "flash3/plan.hpp"
 #include "rules.hpp"
@@ -155,7 +155,7 @@ TEST(ValuesInKeys, Rules) {
               "k and v share memory, but the call writes both; what it writes must lie in no other "
               "tensor of the call, but for v in the rows of k where k_new alone is given");
   }
-  EXPECT_EQ(error_of(call.with_rotary(8, 4)), "");  // of the elements in front of v
+  EXPECT_EQ(error_of(call.with_rotary(8, 4)), "");  // of the elements before v
   EXPECT_EQ(error_of(call.with_rotary(7, 4)),
             "rotary_cos.shape[1] = 4 but v begins at element 7 of the rows of k, and v_new is not "
             "given; the values must not get the embedding of the keys");

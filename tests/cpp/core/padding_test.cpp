@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ragged_call.hpp"
+#include "call.hpp"
 
 namespace flash3::test {
 namespace {

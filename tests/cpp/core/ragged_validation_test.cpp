@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "call.hpp"
 #include "core/problem.hpp"
 #include "problem_of.hpp"
-#include "ragged_call.hpp"
 #include "rules.hpp"
 
 namespace flash3::test {
@@ -18,7 +18,7 @@ namespace {
 using F = flash3_forward_params;
 using B = flash3_backward_params;
 
-// For a call of ragged_call.hpp.
+// For a RaggedCall.
 template <class P>
 std::vector<Rule<P>> ragged_rules() {
   return {

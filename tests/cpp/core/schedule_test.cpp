@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_call.hpp"
+#include "call.hpp"
 #include "core/alias_checks.hpp"
 #include "flash3/plan.h"
 #include "flash3/schedule.hpp"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_call.hpp"
+#include "call.hpp"
 #include "core/problem.hpp"
 #include "rules.hpp"
 

@@ -182,7 +182,7 @@ TEST(StructSize, NewerCallersMayLeaveTheirFieldsZero) {
           " is set; the call was made for a newer flash3 than this one, " FLASH3_VERSION_STRING);
 }
 
-// What lies behind the caller's struct is not read.
+// What lies after the caller's struct is not read.
 TEST(StructSize, OlderCallersHaveNoneOfTheNewerFields) {
   Call call;
   auto p = call.params();

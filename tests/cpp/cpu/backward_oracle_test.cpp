@@ -8,8 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "../core/backward_call.hpp"
-#include "../core/ragged_call.hpp"
+#include "../core/call.hpp"
 #include "core/problem.hpp"
 #include "oracle/attention_backward_ref.hpp"
 #include "oracle/attention_ref.hpp"

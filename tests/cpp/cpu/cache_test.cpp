@@ -292,7 +292,7 @@ TEST(Cache, BitsDependOnTheSequenceAlone) {
   }
 }
 
-// A NaN in a key that nobody sees reaches nothing, nor one in v that this row does not see.
+// A NaN in a key that no query sees reaches nothing, nor one in v that this row does not see.
 TEST(Cache, UnseenKeysStayUnseen) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   for (const int64_t queries : {2, 30}) {

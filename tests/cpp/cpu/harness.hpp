@@ -68,7 +68,7 @@ inline ForwardProblem to_problem(const flash3_forward_params& params) {
   return problem;
 }
 
-// A workspace full of the fill pattern, with guard bytes behind it.
+// A workspace full of the fill pattern, with guard bytes after it.
 class Workspace {
  public:
   explicit Workspace(size_t size) : size_(size), bytes_(size + kGuard, kFillPattern) {}

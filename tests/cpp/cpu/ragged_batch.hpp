@@ -25,7 +25,7 @@ struct RaggedSpec {
   flash3_dtype dtype = FLASH3_FLOAT32;
   std::vector<int64_t> lengths_q, lengths_k;  // tokens that count
   bool packed_q = true, packed_k = true;      // else padded to the longest; not ragged if all are
-  int64_t spare = 0;                          // unused tokens behind those, in some sequences
+  int64_t spare = 0;                          // unused tokens after those, in some sequences
   int64_t heads_q = 2, heads_k = 1, dim = 24, dim_v = 40;
   bool causal = false;
   std::optional<int64_t> left, right;
@@ -204,7 +204,7 @@ inline std::vector<std::byte> row_bytes(const LseView& t, int64_t heads, int64_t
 
 enum class Unused { kUntouched, kZero };
 
-// Every row of the tensor: those that count are as row(b, i) says, those behind them in a sequence
+// Every row of the tensor: those that count are as row(b, i) says, those after them in a sequence
 // as `unused` says, and all others untouched. bytes_of(b, row) reads one.
 template <class BytesOf, class Row>
 void check_rows(const char* name, const Sequences& sequences, int64_t batch, Unused unused,

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../core/backward_call.hpp"
+#include "../core/call.hpp"
 #include "cases/memory.hpp"
 #include "cases/runner.hpp"
 #include "core/convert.hpp"

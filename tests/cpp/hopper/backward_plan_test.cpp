@@ -135,9 +135,9 @@ TEST(BackwardPlan, RefusesWhatItCannotCount) {
                       " blocks of dq"));
 }
 
-// The inputs' copies, LSE, delta and the sums of dQ, counters of who adds to them where that is
-// counted, deterministic or persistent also a ticket; each part on a multiple of 256 bytes, and
-// none over another.
+// The inputs' copies, LSE, delta and the sums of dQ, counters of the blocks that add to them where
+// that is counted, deterministic or persistent also a ticket; each part on a multiple of 256 bytes,
+// and none over another.
 TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
   for (const char* id :
        {"bf16/b2/q300/k500/h4x2/d128/causal", "fp16/b1/q1/k1/h1/d64/full",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Hopper backward against the oracle, and what a GPU call promises besides: nothing written but
+// The Hopper backward against the oracle, and what a GPU call also promises: nothing written but
 // the gradients, graph capture, 64-bit offsets, the same bits in deterministic mode, calls from
 // many threads. Skipped without a Hopper GPU.
 #include <cuda_runtime_api.h>
@@ -159,7 +159,7 @@ TEST_F(HopperBackward, WritesNothingButTheGradients) {
 }
 
 // At most two tiles of keys: the sum of two is the same in either order, so dq's bits are too. Or
-// deterministic: counters in the workspace must start anew with each replay.
+// deterministic: counters in the workspace must start again with each replay.
 TEST_F(HopperBackward, CanBeCapturedInAGraphAndReplayed) {
   for (const char* id :
        {"bf16/b2/q300/k128/h4x2/d128/causal", "fp16/b1/q200/k100/h2/d64/full",
@@ -273,7 +273,7 @@ TEST_F(HopperBackward, KeysSpreadOverMoreThan2To31Elements) {
   flash3_tensor* const to[] = {&params.k, &params.v, &params.dk, &params.dv};
   const size_t row = 2 * static_cast<size_t>(c.heads_k * c.head_dim);
 
-  // All in one allocation, one behind the other in each key's row.
+  // All in one allocation, one after the other in each key's row.
   const auto far = memory_->allocate(bytes);
   for (size_t i = 0; i < 4; ++i) {
     to[i]->data = static_cast<std::byte*>(far.get()) + i * row;

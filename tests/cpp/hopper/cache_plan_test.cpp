@@ -258,7 +258,7 @@ TEST(KeyPages, WithoutATableASequenceHasItsOwnElement) {
     EXPECT_EQ(row_of_key<true>(none, rows, s, key), 3 * 700 + 40 + key);
     EXPECT_EQ(rows_left(none, s, key), std::min(128, 300 - key));
   }
-  EXPECT_EQ(row_of_key<true>(none, rows, s, 384), 0) << "behind the last key";
+  EXPECT_EQ(row_of_key<true>(none, rows, s, 384), 0) << "after the last key";
 }
 
 // What runs a call follows from max_seqlen_q, heads and mask: not from the batch, nor from how many
@@ -320,7 +320,7 @@ TEST(CachePlan, AppendsFirstAndRotatesQInTheWorkspace) {
   EXPECT_EQ(varlen_schedule_params(problem_of(id), plain).added.max_length, 0);
 }
 
-// Rows of q that TMA cannot address are copied behind the rotation; k and v never are.
+// Rows of q that TMA cannot address are copied after the rotation; k and v never are.
 TEST(CachePlan, CopiesNoCache) {
   for (const char* id : {"bf16/b2/q200/k300/h4x2/d128/causal/usedk/paged16",
                          "bf16/b2/q200/k300/h4x2/d72x40/causal/usedk/batchidx/append1/rotary"}) {
@@ -334,7 +334,7 @@ TEST(CachePlan, CopiesNoCache) {
 }
 
 // The rows that the boxes of a paged kernel bring are those where core/kv_cache.hpp says that the
-// keys lie, whatever the table holds, and none behind the last key.
+// keys lie, whatever the table holds, and none after the last key.
 TEST(KeyPages, BoxesHoldTheKeysOfTheCore) {
   constexpr int kTileN = 128;
   std::mt19937_64 random(11);
@@ -352,7 +352,7 @@ TEST(KeyPages, BoxesHoldTheKeysOfTheCore) {
     s.k_first = paged ? 0 : below(most + 1);
     s.k_length = below(most - s.k_first + 1);
     const int used = paged ? (s.k_length + int(cache.page_size) - 1) / int(cache.page_size) : 1;
-    // As long as it must be, and not longer: what is read behind it a sanitizer sees.
+    // As long as it must be, and not longer: a sanitizer sees what is read beyond it.
     std::vector<int> table(size_t(s.batch * max_pages + used));
     for (int& entry : table) entry = below(4) == 0 ? int(random()) : below(elements);
     cache.page_table = cache.batch_idx = table.data();

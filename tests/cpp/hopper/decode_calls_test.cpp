@@ -49,7 +49,8 @@ TEST(DecodeCalls, TheNumberOfQueriesDecidesAlone) {
     }
 }
 
-// Packed queries without max_seqlen_q count as many: nobody knows how many are one sequence's.
+// Packed queries without max_seqlen_q count as many: the host does not know how many are one
+// sequence's.
 TEST(DecodeCalls, UnknownNumbersOfQueriesAreMany) {
   for (const char* id : {"bf16/b2/q1/k300/h8/d128/causal/packedq/nomax/usedk/paged16",
                          "bf16/b2/q1/k300/h8/d128/causal/packedq/nomax"})

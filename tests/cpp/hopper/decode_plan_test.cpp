@@ -159,7 +159,7 @@ TEST(DecodePlan, LongSequencesHaveMoreSplits) {
 TEST(DecodePlan, AMarginLeavesMultiprocessorsFree) {
   ForwardProblem problem = problem_of("bf16/b64/q1/k4096/h64x8/d128/causal");
   EXPECT_EQ(plan_of(problem).grid, 132);
-  EXPECT_EQ(plan_of(problem).mergers, 132) << "behind them";
+  EXPECT_EQ(plan_of(problem).mergers, 132) << "after them";
   for (const int margin : {1, 32, 100, 129}) {
     problem.sm_margin = margin;
     const PlannedDecode plan = plan_of(problem);
@@ -302,8 +302,8 @@ std::map<int, std::pair<int, int>> stored_slots(const BlockSplits& own, int spli
   return stored;
 }
 
-// However blocks cut an item: each merges what lies in order one behind the other, what is stored
-// is read once, by a block that does not lie in front, and the item is the whole of it.
+// However blocks cut an item: each merges what lies in order one after the other, what is stored
+// is read once, by a block that is not an earlier one, and the item is the whole of it.
 TEST(DecodeWork, BlocksMergeAllPartialsInOrder) {
   std::mt19937 random(9);
   const auto draw = [&](int least, int most) {
@@ -311,8 +311,8 @@ TEST(DecodeWork, BlocksMergeAllPartialsInOrder) {
   };
   for (int i = 0; i < 20000; ++i) {
     // The sequence has splits around those of the item.
-    const int before = draw(0, 3), splits = draw(1, kMostDecodeSplits), behind = draw(0, 3),
-              all = before + splits + behind, slots = slots_of_block(splits);
+    const int before = draw(0, 3), splits = draw(1, kMostDecodeSplits), after = draw(0, 3),
+              all = before + splits + after, slots = slots_of_block(splits);
     std::vector<int> cuts{0, all};
     for (int n = draw(1, draw(0, 1) ? 3 : 40); n > 0; --n) cuts.push_back(draw(0, all));
     std::ranges::sort(cuts);

@@ -2,7 +2,7 @@
 // A call of any kind by the id of its case, in device memory: one test can then treat forward, FP8,
 // backward, quantize and calls on a KV cache alike. Inputs are normal numbers in every row,
 // whatever the lengths say (of a cache, in the rows of its keys); the backward's out and lse are
-// not those of its forward, and nobody here compares with the oracle.
+// not those of its forward, and nothing here is compared with the oracle.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -240,7 +240,7 @@ class DeviceCall {
   }
 
  private:
-  static size_t padded(size_t bytes) { return (bytes + 511) / 256 * 256; }  // a gap behind each
+  static size_t padded(size_t bytes) { return (bytes + 511) / 256 * 256; }  // a gap after each
   // The odd layout aligns a tensor to one element only.
   size_t offset(const flash3_tensor& t) const {
     const bool is_vector = t.ndim == 1;

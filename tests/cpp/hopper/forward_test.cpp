@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Hopper backend against the oracle, and what a GPU call promises besides: graph capture,
+// The Hopper backend against the oracle, and what a GPU call also promises: graph capture,
 // 64-bit offsets, the same bits every time, calls from many threads. Skipped without a Hopper GPU.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

@@ -180,7 +180,7 @@ TEST_P(GraphReplay, WithOtherLengthsEachTime) {
     ASSERT_EQ(flash3::run(call.params), FLASH3_OK) << flash3_last_error();
     collect();
     ASSERT_EQ(std::memcmp(got.get(), expected[set].data(), bytes), 0)
-        << id << ": a fresh call behind replay " << replay << ", lengths " << set;
+        << id << ": a fresh call after replay " << replay << ", lengths " << set;
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
   std::printf("%s: %lld replays in %.1f s\n", id.c_str(), static_cast<long long>(replays),

@@ -28,7 +28,7 @@ const char* const kShapes[] = {
     "bf16/b2/q300/k500/h4x2/d128/causal",
     "bf16/b3/q500/k300/h6x3/d64/causal",  // rows that see nothing
     "fp16/b1/q777/k555/h2/d64/w40:7",
-    "bf16/b1/q200/k2000/h3/d128/w10:10",  // keys that nobody sees
+    "bf16/b1/q200/k2000/h3/d128/w10:10",  // keys that no query sees
     "bf16/b2/q1000/k1000/h2/d128/causal+w100:",
     "fp16/b1/q640/k640/h5x1/d128/w:9",
     "bf16/b2/q0/k200/h2/d128/causal",

@@ -98,7 +98,8 @@ TEST(KeyParts, AllTilesOfAPromptHaveAsMany) {
 }
 
 // The ring of slots as the schedulers and consumers use it (forward/split.cuh), one step of one
-// block at a time: nobody writes where splits still lie, everybody ends, and all tiles are merged.
+// block at a time: no block writes where splits still lie, all blocks end, and all tiles are
+// merged.
 class Ring {
  public:
   Ring(int bits, int warpgroups, uint64_t seed)

@@ -65,7 +65,7 @@ TEST_F(KvCache, RotationOfEveryHeadDim) {
 }
 
 // Prompts, alone and beside sequences that decode, in boxes of every number of rows, under masks
-// that hide keys in front and behind.
+// that hide keys before and after.
 TEST_F(KvCache, PromptsInPagesOfAnySize) {
   for (const char* const page_size : {"8", "16", "32", "48", "64", "96", "128", "256", "512"})
     for (const char* const call :
@@ -107,7 +107,7 @@ TEST_F(KvCache, PacksHeadsOfFp8Queries) {
          2);
 }
 
-// Prompts in front of many FP8 keys that blocks share, with scales of V that differ from part to
+// Prompts with many FP8 keys that blocks share, with scales of V that differ from part to
 // part and maxima that do: many tiles, few of many parts, sums in one level and in two.
 TEST_F(KvCache, SplitsFp8Keys) {
   for (const char* const id :

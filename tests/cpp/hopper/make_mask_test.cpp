@@ -222,7 +222,7 @@ TEST_F(MakeMask, CountsNoFurtherThanAnInt) {
   EXPECT_TRUE(std::all_of(lists.begin(), lists.end(), [](MaskList l) { return l.count == 0; }));
 }
 
-// A graph makes the mask anew from what its source holds by then.
+// A graph makes the mask again from what its source then holds.
 TEST_F(MakeMask, CanBeCaptured) {
   for (MaskSource source : {MaskSource::kDocuments, MaskSource::kDense, MaskSource::kBlocks}) {
     const MaskCase c{.source = source, .seq_q = 1500, .seq_k = 1700, .rule = causal()};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a mask is made from, drawn at random, and who sees whom by the definition, pair by pair.
+// What a mask is made from, drawn at random, and which query sees which key by the definition, pair
+// by pair.
 #pragma once
 
 #include <algorithm>

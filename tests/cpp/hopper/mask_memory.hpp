@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mask's memory against who sees whom, wherever its lists and its bits lie.
+// A mask's memory against which query sees which key, wherever its lists and its bits lie.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -35,7 +35,7 @@ GuardedTensor repeated(const GuardedTensor& kv, const Case& c, int64_t dim) {
   return all;
 }
 
-// A call's tensors on the GPU, as the backend gets them behind validation.
+// A call's tensors on the GPU, as the backend gets them after validation.
 class GpuCall {
  public:
   GpuCall(const Case& c, const ForwardTensors& host, cases::Memory& memory)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3_quantize on a Hopper GPU against the CPU backend, bit by bit (but for codes at a border
-// where the tensor cores rotate), with what lies around the tokens; and what a GPU call promises
-// besides: graphs that replay with other lengths, memory left alone whatever the lengths are.
+// where the tensor cores rotate), with what lies around the tokens; and what a GPU call also
+// promises: graphs that replay with other lengths, memory left alone whatever the lengths are.
 // Skipped without a Hopper GPU.
 #include "fixture.hpp"
 #include "quantize_call.hpp"

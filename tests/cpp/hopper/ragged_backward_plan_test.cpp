@@ -301,7 +301,7 @@ TEST(RaggedBackwardPlan, RefusesMoreRowsThanItCanCount) {
       << status.message();
 }
 
-// The sinks' gradient sums over all tiles: none where nobody has a row.
+// The sinks' gradient sums over all tiles: none where no sequence has a row.
 TEST(RaggedBackwardPlan, EmptyBatchesHaveNoTiles) {
   BackwardProblem problem = problem_of("bf16/b4/q64/k64/h2/d64/full/packed/sink");
   problem.sequences_q.rows = problem.seq_q = problem.sequences_q.max_length = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Hopper backward on ragged batches: against the oracle, and what a GPU call promises besides:
+// The Hopper backward on ragged batches: against the oracle, and what a GPU call also promises:
 // graphs that replay with other lengths, sequences that do not know of each other, 64-bit offsets.
 // Skipped without a Hopper GPU.
 #include <cuda_runtime_api.h>
@@ -55,7 +55,7 @@ class PackedCall {
     p_.dq = tensor(s.heads_q, 0);
     p_.dk = tensor(s.heads_k, 0);
     p_.dv = tensor(s.heads_k, 0);
-    // Any number that keeps exp(S − lse) in bounds: nobody compares with the forward here.
+    // Any number that keeps exp(S − lse) in bounds: nothing is compared with the forward here.
     const std::vector<float> lse(size_t(s.heads_q * rows), 5.f);
     Bytes bytes(lse.size() * 4);
     std::memcpy(bytes.data(), lse.data(), bytes.size());
@@ -167,7 +167,7 @@ TEST_F(HopperRaggedBackward, CanBeCapturedInAGraphAndReplayedWithOtherLengths) {
       call.fill_gradients();
       call.run();
       EXPECT_TRUE(replayed == call.gradients(0, kRows)) << "d " << shape.dim << ", lengths " << i;
-      // Rows of no sequence, before the first and behind the last.
+      // Rows of no sequence, before the first and after the last.
       for (const auto& [first, last] : {std::pair{int64_t{0}, int64_t{lengths.cu.front()}},
                                         std::pair{int64_t{lengths.cu.back()}, kRows}})
         for (const Bytes& bytes : call.gradients(first, last))
@@ -180,7 +180,7 @@ TEST_F(HopperRaggedBackward, CanBeCapturedInAGraphAndReplayedWithOtherLengths) {
   }
 }
 
-// The same bits whoever is beside it, and 0 behind the tokens that count.
+// The same bits whatever sequences are beside it, and 0 after the tokens that count.
 TEST_F(HopperRaggedBackward, EachSequenceAsIfItWereAlone) {
   for (const Shape& shape : kShapes)
     for (const Lengths& lengths : kLengths) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Hopper forward on ragged batches: against the oracle, and what a GPU call promises besides:
+// The Hopper forward on ragged batches: against the oracle, and what a GPU call also promises:
 // graphs that replay with other lengths, sequences that do not know of each other, also where they
 // share tiles, 64-bit offsets. Skipped without a Hopper GPU.
 #include <cuda_runtime_api.h>
@@ -121,7 +121,7 @@ class PackedCall {
       const auto begin = host.begin() + kGuard, end = host.end() - kGuard;
       const auto is_fill = [](std::byte b) { return b == kFillPattern; };
       EXPECT_TRUE(std::all_of(host.begin(), begin, is_fill)) << "written before the tensor";
-      EXPECT_TRUE(std::all_of(end, host.end(), is_fill)) << "written behind the tensor";
+      EXPECT_TRUE(std::all_of(end, host.end(), is_fill)) << "written beyond the tensor";
       all.emplace_back(begin, end);
     }
     return all;
@@ -158,7 +158,7 @@ class PackedCall {
     return {{&p_.out, size_t(rows_ * p_.out.stride[0]) * 2},
             {&p_.lse, size_t(rows_ * p_.lse.shape[0]) * 4}};
   }
-  // Full of the fill pattern, with guards before and behind.
+  // Full of the fill pattern, with guards before and after.
   std::byte* guarded(size_t bytes) {
     return upload(Bytes(bytes + 2 * kGuard, kFillPattern)) + kGuard;
   }
@@ -229,7 +229,7 @@ TEST_F(HopperRaggedForward, CanBeCapturedInAGraphAndReplayedWithOtherLengths) {
         call.fill_outputs();
         call.run();
         EXPECT_TRUE(replayed == call.results()) << what(shape, batches, i);
-        // Rows of no sequence, before the first and behind the last.
+        // Rows of no sequence, before the first and after the last.
         for (const auto& [first, last] : {std::pair{int64_t{0}, int64_t{lengths.cu.front()}},
                                           std::pair{int64_t{lengths.cu.back()}, kRows}})
           EXPECT_EQ(call.first_difference(replayed, replayed, first, 0, last), -1)
@@ -240,7 +240,8 @@ TEST_F(HopperRaggedForward, CanBeCapturedInAGraphAndReplayedWithOtherLengths) {
     }
 }
 
-// The same finite bits whoever is beside it, and nothing written behind the tokens that count.
+// The same finite bits whatever sequences are beside it, and nothing written after the tokens that
+// count.
 TEST_F(HopperRaggedForward, EachSequenceAsIfItWereAlone) {
   for (const Shape& shape : kShapes)
     for (const Batches& batches : kBatches)

@@ -188,7 +188,7 @@ TEST(RaggedPlan, SharesTilesWhereSequencesAreShort) {
   EXPECT_EQ(plan_of("bf16/b1024/q17/k33/h16/d64/causal/packed").slot_rows, 64);
   EXPECT_EQ(plan_of("bf16/b1024/q65/k65/h16/d128/full/packed").slot_rows, 0) << "too long";
   EXPECT_EQ(plan_of("bf16/b4096/q16/k16/h16/d128/full/packed/nomax").slot_rows, 0)
-      << "nobody says that they are short";
+      << "nothing says that they are short";
   EXPECT_EQ(plan_of("bf16/b4096/q16/k16/h16/d128/full").slot_rows, 0) << "not ragged";
 }
 

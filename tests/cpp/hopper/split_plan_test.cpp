@@ -25,7 +25,7 @@ PlannedForward plan_of(const std::string& id) { return plan_of(problem_of(id)); 
 
 std::string kernel(const std::string& id) { return plan_of(id).kernel->id; }
 
-// Few query tiles in front of a cache; whole kernels wherever tiles fill a GPU, and for what is no
+// Few query tiles on a cache; whole kernels wherever tiles fill a GPU, and for what is no
 // cache.
 TEST(KeyParts, PlanSplitsCallsOfFewTilesOnACache) {
   for (const char* cache :

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A debug build must name a barrier that nobody completes and trap, not hang. Compiled with
+// A debug build must name a barrier that is never completed and trap, not hang. Compiled with
 // FLASH3_DEBUG_BARRIERS whatever the library is built with. A program of its own: a trap takes the
 // CUDA context with it.
 #include <cuda_runtime.h>

@@ -40,7 +40,7 @@ void expect_in_order(const RoleTrace& role, const std::string& id) {
     ASSERT_LT(role.stamps[i].clock - role.stamps[i - 1].clock, 1u << 31) << id << ", stamp " << i;
 }
 
-// Of all roles of this kind.
+// How many stamps of this phase all roles of this kind have.
 int count(const Trace& trace, Role role, Phase phase) {
   int n = 0;
   for (const RoleTrace& r : trace.roles)

@@ -144,7 +144,7 @@ TEST_P(ZeroRows, Quantize) {
     for (const char* const lengths : {"", "/used", "/packed", "/packed/used"})
       for (const char* const scales : {"/onescale", "/headscales", "/blockscales"})
         for (const char* const rotation : {"", "/rotate", "/rotary"}) {
-          // Gaps behind the tokens that count would need longer tables than the case has.
+          // Gaps after the tokens that count would need longer tables than the case has.
           if (std::string_view(rotation) == "/rotary" &&
               std::string_view(lengths) == "/packed/used")
             continue;

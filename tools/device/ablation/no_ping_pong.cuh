@@ -6,7 +6,7 @@
 
 namespace flash3::device {
 
-// In the place of PingPongBarrier: each warpgroup arrives at its own barrier, so that nobody waits
+// In the place of PingPongBarrier: each warpgroup arrives at its own barrier, so that none waits
 // and ptxas sees the same code. (With nothing in its place it spills in the FP8 kernel.)
 struct NoPingPong {
   int warpgroup;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's consumer (cuda/sm90/forward/consume.cuh) with a stamp in front of each of its
+// The library's consumer (cuda/sm90/forward/consume.cuh) with a stamp before each of its
 // steps.
 #pragma once
 

@@ -12,7 +12,7 @@ namespace flash3::device {
 // Set by the host before the launch; one for each file of traced kernels.
 static __constant__ TraceTarget trace_target;
 
-// The low half of the multiprocessor's clock into *to, with `what` behind it, if i < kMostStamps.
+// The low half of the multiprocessor's clock into *to, with `what` after it, if i < kMostStamps.
 // One statement, so that ptxas has no reason to part the clock from its place. PTX ISA 10.32,
 // %clock.
 __device__ __forceinline__ void store_stamp(Stamp* to, uint32_t i, uint32_t what) {

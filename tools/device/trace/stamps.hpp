@@ -39,7 +39,7 @@ struct alignas(8) Stamp {
   unsigned clock, what;
 };
 
-// Stamps that a role has room for. Those behind them are counted and not kept.
+// Stamps that a role has room for. Those after them are counted and not kept.
 inline constexpr int kMostStamps = 1 << 14;
 
 struct TraceBuffer {

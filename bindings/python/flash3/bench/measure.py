@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points, timing, and the report that plot.py draws; its form is that of bench/peers.py."""
+"""Points, timing, and the report that plot.py draws; its form is that of bench/gpu/peers.py."""
 import json
 import math
 import statistics

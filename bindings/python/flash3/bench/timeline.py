@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from .chart import THEMES, text, ticks
 
-WIDTH, LEFT, RIGHT = 960, 104, 16  # of the picture; where lanes begin, and what is left free behind them
+WIDTH, LEFT, RIGHT = 960, 104, 16  # of the picture; where lanes begin, and what is left free after them
 LANE, LANE_GAP, UNDER_WAY = 22, 10, 4  # a lane's height, the room below it, and the bar in that room
 TOP, LEGEND_ROW, PANEL_GAP, AXIS, BOTTOM = 52, 20, 58, 18, 30
 MOST_SHOWN = 4  # key tiles of the larger part

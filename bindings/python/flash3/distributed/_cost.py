@@ -74,7 +74,7 @@ def pass_times(shape, sizes, rates, backward=False):
         sent, returned = steps * keys, steps * gradients
         late = max(0, sent / rates.copy - work / ranks) / groups
         laid = 2 * keys / rates.memory
-        if backward:  # half of the gradients, or all if there is one group, is measured to come behind the kernels
+        if backward:  # half of the gradients, or all if there is one group, is measured to come after the kernels
             merged = returned / min(groups, 2) / rates.copy + (ranks + 1) * gradients / rates.memory + groups * 2 * rates.call
         else:
             merged = (sums + groups * 2 * rates.call) / groups

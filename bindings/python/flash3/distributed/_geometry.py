@@ -39,7 +39,7 @@ class Segment(NamedTuple):
     document: int
     chunk: int
     first: int  # place in the document of the first row
-    stop: int  # and of the one behind the last
+    stop: int  # and of the one after the last
     row: int  # the first row
 
 

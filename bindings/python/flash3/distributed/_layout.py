@@ -33,7 +33,7 @@ class Gather(NamedTuple):
     """An exchange of all ranks at once, and the calls on what has come, in the order of its positions."""
     received: list  # rows of k, of each rank
     sent: list  # TokenRows of k, for each rank
-    all_sent: object  # TokenRows: those of one rank behind those of the other
+    all_sent: object  # TokenRows: those of one rank after those of the other
     order: object  # TokenRows: which of the received rows, rank after rank, comes where
     calls: list
 

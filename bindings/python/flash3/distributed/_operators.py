@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchanges and calls of one attention, and torch.ops.flash3_distributed: the same as operators, which torch.compile need not look
-into. Where nobody looks at operators the functions are called as they are, since torch's wrapper of an operator with gradients costs
+into. Where nothing watches operators the functions are called as they are, since torch's wrapper of an operator with gradients costs
 the host about as much as all that is in it."""
 from typing import Optional, Tuple
 

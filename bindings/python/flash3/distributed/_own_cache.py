@@ -127,7 +127,7 @@ def own_drafts(words, seqlens, deal):
     seq_q = words.shape[1]
     bits = torch.arange(seq_q, device=words.device)
     places = deal.places(deal.lengths(seqlens)[:, None] - seq_q + bits)
-    drafts = (places - (seqlens[:, None] - seq_q))[:, None]  # which one each bit is for; negative: a key in front of them
+    drafts = (places - (seqlens[:, None] - seq_q))[:, None]  # which one each bit is for; negative: a key before them
     seen = torch.where(drafts < 0, 1, words[:, :, None] >> drafts.clamp(0, seq_q - 1) & 1)
     return (seen << bits).sum(-1)
 

@@ -74,7 +74,7 @@ class DevicePeers(Peers):
             raise RuntimeError(f"method = 'all_gather' needs {size} bytes that ranks share but a CUDA graph is being captured; make the call "
                                "once before")
         torch.cuda.synchronize(self.device)
-        dist.barrier(self.group)  # nobody reads what is given back
+        dist.barrier(self.group)  # what is given back is no longer read
         if self._is_captured:  # graphs go on with the memory that they know
             self._of_graphs.append(self._handle)
         self._handle = None

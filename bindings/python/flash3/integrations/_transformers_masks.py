@@ -24,11 +24,11 @@ class Mask(NamedTuple):
     shape: tuple = (None, None, None)  # the batch, seq_q and seq_k that it was made for; None: any
     seqused_q: Optional[torch.Tensor] = None
     seqused_k: Optional[torch.Tensor] = None
-    # Where padding is not behind the tokens: the order that brings the tokens to the front, of queries and keys, and the way back.
+    # Where padding is not after the tokens: the order that brings the tokens to the front, of queries and keys, and the way back.
     order_q: Optional[torch.Tensor] = None
     back_q: Optional[torch.Tensor] = None
     order_k: Optional[torch.Tensor] = None
-    cu_seqlens: Optional[torch.Tensor] = None  # of packed sequences, one row of the batch behind the other
+    cu_seqlens: Optional[torch.Tensor] = None  # of packed sequences, one row of the batch after the other
 
     # generate() makes masks before it calls a compiled model, and treats them as the tensors of four dimensions that others are.
     ndim = 4
@@ -198,7 +198,7 @@ class _Place:
 
     def __init__(self, batch, q_length, kv_length, distance, device):
         self.batch, self.q_length, self.kv_length, self.distance, self.device = batch, q_length, kv_length, distance, device
-        self.end = distance + q_length  # no key at or behind it is written, nor seen by a causal mask
+        self.end = distance + q_length  # no key at or after it is written, nor seen by a causal mask
         self.is_known = not torch.is_tensor(distance)
 
 
@@ -209,7 +209,7 @@ def _starts(mask_function, batch, length, device):
     begins = F.pad(~together, (1, 0), value=True).flatten()
     if _is_readable(begins):
         return F.pad(begins.nonzero()[:, 0], (0, 1), value=batch * length).int()
-    # As many as there could be: those behind the last one are empty.
+    # As many as there could be: those after the last one are empty.
     return torch.searchsorted(begins.cumsum(0) - 1, torch.arange(batch * length + 1, device=device), out_int32=True)
 
 
@@ -255,10 +255,10 @@ def _with_padding(mask, place, real, covered):
         return _without_padding(mask, place)
 
     first = real.byte().argmax(1)
-    behind = first + count
-    is_run = (real == ((slots >= first[:, None]) & (slots < behind[:, None]))).all()
+    stop = first + count
+    is_run = (real == ((slots >= first[:, None]) & (slots < stop[:, None]))).all()
     in_front = is_run & (first == 0).all()
-    to_the_end = ((behind == place.end) | (count == 0)).all()
+    to_the_end = ((stop == place.end) | (count == 0)).all()
     is_covered = covered >= place.end
     if place.is_known:
         is_covered = is_run.new_full((), is_covered)

@@ -103,7 +103,7 @@ def _of_one_rank(q, window_size, world_size, rank, total, options):
         raise ValueError(f"cp_world_size = {world_size} but cp_tot_seqused_k is not given; causal goes by the keys of all ranks")
     rows = torch.arange(q.shape[0], dtype=starts.dtype, device=starts.device)
     sequence = torch.searchsorted(starts, rows, right=True) - 1
-    is_one = (sequence >= 0) & (sequence < keys.shape[0])  # others are rows in front of the first sequence or behind the last
+    is_one = (sequence >= 0) & (sequence < keys.shape[0])  # others are rows before the first sequence or after the last
     sequence = sequence.clamp(0, keys.shape[0] - 1)
     place = total[sequence] - starts[sequence + 1] + rows  # the last query of a sequence has the place of its last key
     seen = torch.div(place - rank, world_size, rounding_mode="floor") + 1

@@ -51,12 +51,14 @@ def to_torch(x):
     return torch.from_numpy(np.array(x.astype(jnp.float32))).to(DTYPES[x.dtype.name])
 
 
-def top_left(q, k, v, lengths_q=None, lengths_k=None, is_causal=False, window=None, scale=None, softcap=0.0, sink=None):
+def top_left(q, k, v, lengths_q=None, lengths_k=None, is_causal=False, window=None, scale=None, softcap=0.0, sink=None, mask=None):
     """jax's definition with torch, in the tensors' dtype: masks around j = i, and 0 where nothing is seen."""
     groups = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
     i, j = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])[None]
     seen = torch.ones(q.shape[0], 1, q.shape[1], k.shape[1], dtype=torch.bool)
+    if mask is not None:
+        seen = seen & mask
     if is_causal:
         seen &= j <= i
     if window is not None:
@@ -271,7 +273,6 @@ def test_what_is_refused():
     two = jnp.array([3, 4], jnp.int32)
     for error, message, args, options in (
             (NotImplementedError, "bias is given", (q, k, k, jnp.zeros((1, 1, 8, 9))), {}),
-            (NotImplementedError, "mask is given", (q, k, k), {"mask": jnp.ones((1, 1, 8, 9), bool)}),
             (ValueError, "implementation = 'cudnn'", (q, k, k), {"implementation": "cudnn"}),
             (ValueError, "q.shape.2. = 3 but k.shape.2. = 2", (q[:, :, :3], k, k), {}),
             (TypeError, "value.dtype = int32", (q, k, k.astype(jnp.int32)), {}),

@@ -292,6 +292,30 @@ def test_sharded_tensors_take_none():
     _torch.run_forward(*inputs(), {"mask": mask.data, "mask_fields": mask.fields})
 
 
+def test_several_devices_take_none():
+    """And say why, and what to give instead."""
+    distributed = pytest.importorskip("flash3.distributed")
+    q = torch.ones(1, 8, 2, 16)
+    source = masks.documents(lengths=[3, 5])
+    rule = "mask is given but attention over several devices does not take it: .*documents go by cu_seqlens of flash3.distributed.plan"
+    for mask in (source, source.make()):
+        for call in (distributed.attention, distributed.explain):
+            with pytest.raises(NotImplementedError, match=rule):
+                call(q, q, q, mask=mask)
+    with distributed.context_parallel():
+        x = q.transpose(1, 2)
+        for call in (lambda: flash3.attention(q, q, q, mask=source), lambda: flash3.attention(q, q, q, mask=source.make()),
+                     lambda: flash3.flex_attention(x, x, x, block_mask=source)):
+            with pytest.raises(NotImplementedError, match=rule):
+                call()
+        with pytest.raises(NotImplementedError, match="attn_mask is not None but context_parallel does not take it: .*cu_seqlens of"):
+            torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(8, 8, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"explain\(\) got an unexpected keyword argument 'masks'"):
+        distributed.explain(q, q, q, masks=source)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
+        distributed.attention_with_kv_cache(q, q, q, torch.ones(1, dtype=torch.int32), mask=source)
+
+
 def test_questions():
     q, k, v = inputs()
     source = masks.documents(torch.zeros(270, dtype=torch.int32), seq_q=150)

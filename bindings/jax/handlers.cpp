@@ -127,20 +127,20 @@ class Call {
   Call() { params.struct_size = sizeof params; }
 
   // Each attribute is the field of its name, but for `tensors`: the names of operands and results.
+  // They are asked for one by one: jaxlib 0.7's headers cannot list them.
   ffi::Error attributes(const ffi::Dictionary& given) {
-    for (const std::string_view name : given) {
-      if (name == "tensors") {
-        const auto names = given.get<std::string_view>(name);
-        if (names.has_error()) return names.error();
-        names_ = *names;
-        continue;
-      }
-      const ParamField* field = flash3::find_field<Params>(name);
-      if (!field || !field->is_option())
-        return {ffi::ErrorCode::kInternal,
-                "flash3: no option is named '" + std::string(name) + "'"};
-      if (ffi::Error error = attribute(given, *field); error.failure()) return error;
+    const auto names = given.get<std::string_view>("tensors");
+    if (names.has_error()) return names.error();
+    names_ = *names;
+    size_t known = 1;
+    for (const ParamField& field : flash3::FieldsOf<Params>::kFields) {
+      if (!field.is_option() || !given.contains(field.name)) continue;
+      if (ffi::Error error = attribute(given, field); error.failure()) return error;
+      ++known;
     }
+    if (known != given.size())
+      return {ffi::ErrorCode::kInternal, "flash3: " + std::to_string(given.size() - known) +
+                                             " of the attributes are no options of the call"};
     params.window = params.window_left >= 0 || params.window_right >= 0;
     return ffi::Error::Success();
   }

@@ -301,6 +301,21 @@ def test_what_only_the_run_can_tell_is_xlas_error():
         jax.block_until_ready(dot_product_attention(q, q, q, key_value_seq_lengths=jnp.array([3, 9], jnp.int32)))
 
 
+def test_handlers_know_their_attributes():
+    _jax.register()
+    with jax.default_device(jax.devices("cpu")[0]):
+        q = jnp.ones((1, 4, 2, 8))
+        call = jax.ffi.ffi_call("flash3_forward", [jax.ShapeDtypeStruct(q.shape, q.dtype)])
+        assert np.allclose(call(q, q, q, tensors="q k v out", softcap=np.float32(2))[0], 1)
+        for attributes, message in (({"softcaps": np.float32(2), "chunk": np.int64(0)}, "1 of the attributes are no options"),
+                                    ({"stream": np.int64(2)}, "1 of the attributes are no options")):
+            with pytest.raises(Exception, match=f"INTERNAL: flash3: {message}"):
+                jax.block_until_ready(call(q, q, q, tensors="q k v out", **attributes))
+        for names, message in (("q k v output", "no tensor is named 'output'"), ("q k seq_k out", "no tensor is named 'seq_k'")):
+            with pytest.raises(Exception, match=f"INTERNAL: flash3: {message}"):
+                jax.block_until_ready(call(q, q, q, tensors=names))
+
+
 def test_derivatives_that_there_are_not():
     q = jnp.ones((1, 4, 2, 8))
     first = jax.grad(lambda q: dot_product_attention(q, q, q).sum())

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
 #include <utility>
 
 #include "core/convert.hpp"
@@ -104,27 +103,6 @@ struct Call {
     return given(p.sink) ? load_float(p.sink.data, p.sink.dtype, head * p.sink.stride[0])
                          : -kInfinity;
   }
-};
-
-// The mask of a call, from its source.
-class CallMask {
- public:
-  CallMask(const flash3_mask* mask, const flash3_mask_params* source) : given_(source != nullptr) {
-    if ((mask != nullptr) != given_)
-      throw std::invalid_argument(
-          given_ ? "a source is given but the call has no mask; they belong together"
-                 : "the call has a mask but its source is not given; they belong together");
-    if (given_) pairs_ = mask_pairs(*source);
-  }
-  // What a query of sequence b and head h sees, where that is what it sees without the mask.
-  VisibleKeys of(VisibleKeys visible, int64_t b, int64_t h) const {
-    if (given_) visible.pairs = pairs_.of(b, h);
-    return visible;
-  }
-
- private:
-  const bool given_;
-  MaskPairs pairs_;
 };
 
 // log(exp(sink) + Σ exp(scores)), with the largest taken out so that nothing overflows.

@@ -203,7 +203,8 @@ class Call {
     names_ = end == std::string_view::npos ? std::string_view() : names_.substr(end + 1);
     const ParamField* field = flash3::find_field<Params>(name);
     void* owner = &params;
-    if (!field && (field = flash3::find_field<flash3_mask_params>(name))) {
+    if (!field) {
+      field = flash3::find_field<flash3_mask_params>(name);
       owner = &source_;
       has_source_ = true;
     }

@@ -86,6 +86,6 @@ file(CONFIGURE OUTPUT ${hub_folder}/metadata.json CONTENT "{
 flash3_write_sbom(${hub_folder}/flash3.cdx.json library torch)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/bindings/python/flash3/ DESTINATION build/${hub_variant} COMPONENT hub EXCLUDE_FROM_ALL
         FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE PATTERN "_build.py" EXCLUDE
-        PATTERN "jax.py" EXCLUDE PATTERN "_jax.py" EXCLUDE) # their library is not there
+        PATTERN "jax.py" EXCLUDE PATTERN "_jax.py" EXCLUDE PATTERN "_jax_mask.py" EXCLUDE) # their library is not there
 install(FILES ${hub_folder}/_build.py ${hub_folder}/metadata.json DESTINATION build/${hub_variant} COMPONENT hub EXCLUDE_FROM_ALL)
 install(FILES LICENSE NOTICE ${hub_folder}/flash3.cdx.json DESTINATION . COMPONENT hub EXCLUDE_FROM_ALL)

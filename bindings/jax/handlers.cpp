@@ -5,7 +5,8 @@
 // Here buffers become flash3_tensors, attributes the fields of their names, and a workspace is
 // taken; the library checks the call. Which buffer is which the attribute `tensors` says, as names
 // in the order of operands and results: flash3/_jax.py writes it, and gives each call its shapes,
-// gradients and batching.
+// gradients and batching. A source of a mask (flash3/mask.h) is an operand of its name: each call
+// makes the mask in memory of its own, so that XLA keeps, moves and batches nothing but the source.
 #include <xla/ffi/api/ffi.h>
 
 #include <cstdint>
@@ -15,8 +16,10 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/fields.hpp"
+#include "flash3/mask.h"
 #include "flash3/plan.h"
 
 namespace flash3_jax {
@@ -41,7 +44,8 @@ flash3_dtype dtype_of(ffi::DataType type) {
     case ffi::DataType::F32: return FLASH3_FLOAT32;
     case ffi::DataType::S32: return FLASH3_INT32;
     case ffi::DataType::F8E4M3FN: return FLASH3_FLOAT8_E4M3;
-    default: return FLASH3_DTYPE_NONE;  // the library refuses it by the tensor's name
+    case ffi::DataType::PRED: return FLASH3_UINT8;  // a byte, 0 or 1
+    default: return FLASH3_DTYPE_NONE;              // the library refuses it by the tensor's name
   }
 }
 
@@ -73,8 +77,7 @@ class Host {
     params->num_threads = threads_;
   }
   void* allocate(size_t bytes) {
-    memory_.reset(::operator new(bytes, std::nothrow));
-    return memory_.get();
+    return memory_.emplace_back(::operator new(bytes, std::nothrow)).get();
   }
 
  private:
@@ -82,7 +85,7 @@ class Host {
     void operator()(void* memory) const { ::operator delete(memory); }
   };
   int32_t threads_;
-  std::unique_ptr<void, Delete> memory_;
+  std::vector<std::unique_ptr<void, Delete>> memory_;
 };
 
 class Cuda {
@@ -101,19 +104,19 @@ class Cuda {
   ffi::ScratchAllocator* scratch_;
 };
 
-// Not every allocator gives the alignment, so the workspace lies somewhere in more memory.
-template <class Params, class Platform>
-ffi::Error take_workspace(size_t bytes, Platform* platform, Params* params) {
+// Memory for as long as the call is made. Not every allocator gives the alignment, so it lies
+// somewhere in more memory. what: it, in an error's words.
+template <class Platform>
+ffi::Error take_memory(size_t bytes, const char* what, Platform* platform, void** taken) {
   if (bytes == 0) return ffi::Error::Success();
   constexpr uintptr_t kUnit = FLASH3_WORKSPACE_ALIGNMENT;
-  void* memory = platform->allocate(bytes + kUnit);
+  void* memory = bytes <= SIZE_MAX - kUnit ? platform->allocate(bytes + kUnit) : nullptr;
   if (!memory) {
-    return {ffi::ErrorCode::kResourceExhausted,
-            "flash3: no memory for a workspace of " + std::to_string(bytes) + " bytes"};
+    return {ffi::ErrorCode::kResourceExhausted, std::string("flash3: no memory for a ") + what +
+                                                    " of " + std::to_string(bytes) + " bytes"};
   }
   const auto address = reinterpret_cast<uintptr_t>(memory);
-  params->workspace = reinterpret_cast<void*>((address + kUnit - 1) / kUnit * kUnit);
-  params->workspace_size = bytes;
+  *taken = reinterpret_cast<void*>((address + kUnit - 1) / kUnit * kUnit);
   return ffi::Error::Success();
 }
 
@@ -124,20 +127,20 @@ class Call {
   Call() { params.struct_size = sizeof params; }
 
   // Each attribute is the field of its name, but for `tensors`: the names of operands and results.
+  // They are asked for one by one: jaxlib 0.7's headers cannot list them.
   ffi::Error attributes(const ffi::Dictionary& given) {
-    for (const std::string_view name : given) {
-      if (name == "tensors") {
-        const auto names = given.get<std::string_view>(name);
-        if (names.has_error()) return names.error();
-        names_ = *names;
-        continue;
-      }
-      const ParamField* field = flash3::find_field<Params>(name);
-      if (!field || !field->is_option())
-        return {ffi::ErrorCode::kInternal,
-                "flash3: no option is named '" + std::string(name) + "'"};
-      if (ffi::Error error = attribute(given, *field); error.failure()) return error;
+    const auto names = given.get<std::string_view>("tensors");
+    if (names.has_error()) return names.error();
+    names_ = *names;
+    size_t known = 1;
+    for (const ParamField& field : flash3::FieldsOf<Params>::kFields) {
+      if (!field.is_option() || !given.contains(field.name)) continue;
+      if (ffi::Error error = attribute(given, field); error.failure()) return error;
+      ++known;
     }
+    if (known != given.size())
+      return {ffi::ErrorCode::kInternal, "flash3: " + std::to_string(given.size() - known) +
+                                             " of the attributes are no options of the call"};
     params.window = params.window_left >= 0 || params.window_right >= 0;
     return ffi::Error::Success();
   }
@@ -159,13 +162,17 @@ class Call {
   template <class Platform, class MakePlan, class RunPlan>
   ffi::Error run(Platform platform, const MakePlan& make_plan, const RunPlan& run_plan) {
     platform.prepare(&params);
+    if (ffi::Error error = make_mask(&platform); error.failure()) return error;
     flash3_plan* made = nullptr;
     if (const flash3_status status = make_plan(&params, &made)) return error_of(status);
     const std::unique_ptr<flash3_plan, void (*)(flash3_plan*)> plan(made, flash3_plan_destroy);
     size_t bytes = 0;
     if (const flash3_status status = flash3_plan_workspace(plan.get(), &bytes))
       return error_of(status);
-    if (ffi::Error error = take_workspace(bytes, &platform, &params); error.failure()) return error;
+    params.workspace_size = bytes;
+    if (ffi::Error error = take_memory(bytes, "workspace", &platform, &params.workspace);
+        error.failure())
+      return error;
     if (const flash3_status status = run_plan(plan.get(), &params)) return error_of(status);
     return ffi::Error::Success();
   }
@@ -195,6 +202,12 @@ class Call {
     const std::string_view name = names_.substr(0, end);
     names_ = end == std::string_view::npos ? std::string_view() : names_.substr(end + 1);
     const ParamField* field = flash3::find_field<Params>(name);
+    void* owner = &params;
+    if (!field) {
+      field = flash3::find_field<flash3_mask_params>(name);
+      owner = &source_;
+      has_source_ = true;
+    }
     if (!field || field->kind != FieldKind::kTensor)
       return {ffi::ErrorCode::kInternal, "flash3: no tensor is named '" + std::string(name) + "'"};
     if (buffer.dimensions().size() > 4) {
@@ -202,11 +215,37 @@ class Call {
                                                     std::to_string(buffer.dimensions().size()) +
                                                     " but a tensor has at most 4 dimensions"};
     }
-    *field->tensor(&params) = describe(buffer);
+    *field->tensor(owner) = describe(buffer);
+    return ffi::Error::Success();
+  }
+
+  // The mask of the source that is given, if one is, for this call and of its band.
+  template <class Platform>
+  ffi::Error make_mask(Platform* platform) {
+    if (!has_source_) return ffi::Error::Success();
+    source_.struct_size = sizeof source_;
+    source_.batch = params.q.shape[0], source_.heads_q = params.q.shape[2];
+    source_.seq_q = params.q.shape[1], source_.seq_k = params.k.shape[1];
+    source_.causal = params.causal, source_.window = params.window;
+    source_.window_left = params.window_left, source_.window_right = params.window_right;
+    source_.chunk = params.chunk, source_.mask_alignment = params.mask_alignment;
+    platform->prepare(&source_);
+    // One row for all queries: a stride says so, which XLA's buffers have not.
+    if (flash3_tensor& dense = source_.dense; dense.ndim == 4 && dense.shape[2] == 1)
+      dense.shape[2] = source_.seq_q, dense.stride[2] = 0;
+    if (const flash3_status status = flash3_mask_size(&source_, &mask_.size))
+      return error_of(status);
+    if (ffi::Error error = take_memory(mask_.size, "mask", platform, &mask_.data); error.failure())
+      return error;
+    if (const flash3_status status = flash3_mask_make(&source_, &mask_)) return error_of(status);
+    params.mask = &mask_;
     return ffi::Error::Success();
   }
 
   std::string_view names_;
+  bool has_source_ = false;
+  flash3_mask_params source_{};
+  flash3_mask mask_{};
 };
 
 template <class Params, class Platform, class MakePlan, class RunPlan>

@@ -2,55 +2,26 @@
 // torch.ops.flash3.mask_make and mask_used, and the masks that attention takes: a tensor of bytes,
 // and the fields of flash3_mask after its size, in their order.
 #include "call.hpp"
+#include "core/mask_fields.hpp"
 #include "operators.hpp"
 
 namespace flash3_torch {
-namespace {
-
-constexpr int64_t flash3_mask::*kSizes[] = {
-    &flash3_mask::batch,       &flash3_mask::heads,        &flash3_mask::seq_q, &flash3_mask::seq_k,
-    &flash3_mask::window_left, &flash3_mask::window_right, &flash3_mask::chunk};
-constexpr int32_t flash3_mask::*kNumbers[] = {&flash3_mask::mask_alignment, &flash3_mask::ranges};
-constexpr int64_t flash3_mask::*kRoom[] = {&flash3_mask::blocks, &flash3_mask::partial_blocks};
-constexpr size_t kFields = 2 + std::size(kSizes) + std::size(kNumbers) + std::size(kRoom);
-
-// Calls visit(field) for all that a mask has besides its memory.
-template <class Mask, class Visit>
-void visit_fields(Mask& mask, const Visit& visit) {
-  visit(mask.key);
-  for (const auto field : kSizes) visit(mask.*field);
-  for (const auto field : kNumbers) visit(mask.*field);
-  for (const auto field : kRoom) visit(mask.*field);
-  visit(mask.granularity);
-}
-
-std::vector<int64_t> fields_of(const flash3_mask& mask) {
-  std::vector<int64_t> fields;
-  visit_fields(mask, [&](auto field) { fields.push_back(static_cast<int64_t>(field)); });
-  return fields;
-}
-
-}  // namespace
 
 flash3_mask mask_of(const Tensor& t, const std::vector<int64_t>& fields) {
   if (torch_dtype_of(t) != aoti_torch_dtype_uint8() || t.dim() != 1 || !t.is_contiguous())
     fail(FLASH3_INVALID_ARGUMENT,
          "mask.data is no contiguous uint8 tensor of 1 dimension but it must be as mask_make gives "
          "it");
-  if (fields.size() != kFields)
-    fail(FLASH3_INVALID_ARGUMENT, "mask_fields has " + std::to_string(fields.size()) +
-                                      " numbers but it must have the " + std::to_string(kFields) +
-                                      " that mask_make gives");
+  if (fields.size() != flash3::kMaskFields)
+    fail(FLASH3_INVALID_ARGUMENT,
+         "mask_fields has " + std::to_string(fields.size()) + " numbers but it must have the " +
+             std::to_string(flash3::kMaskFields) + " that mask_make gives");
   flash3_mask mask{};
   mask.data = t.data_ptr(), mask.size = static_cast<size_t>(t.numel());
-  size_t next = 0;
-  visit_fields(mask, [&](auto& field) {
-    const int64_t given = fields[next++];
-    field = static_cast<std::remove_reference_t<decltype(field)>>(given);
-    if (static_cast<int64_t>(field) != given)
-      fail(FLASH3_INVALID_ARGUMENT,
-           "mask_fields holds " + std::to_string(given) + " but it must be as mask_make gives it");
-  });
+  const std::span<const int64_t, flash3::kMaskFields> numbers(fields);
+  if (const auto misfit = flash3::set_mask_fields(numbers, &mask))
+    fail(FLASH3_INVALID_ARGUMENT,
+         "mask_fields holds " + std::to_string(*misfit) + " but it must be as mask_make gives it");
   return mask;
 }
 
@@ -66,7 +37,8 @@ void mask_make(StableIValue* stack, uint64_t, uint64_t) {
   mask.data = made.data_ptr(), mask.size = bytes;
   check(flash3_mask_make(&call.params, &mask));
   stack[0] = torch::stable::detail::from(made);
-  stack[1] = torch::stable::detail::from(fields_of(mask));
+  const auto fields = flash3::mask_fields(mask);
+  stack[1] = torch::stable::detail::from(std::vector<int64_t>(fields.begin(), fields.end()));
 }
 
 // (blocks, partial blocks): what the mask needs. Waits for the current stream.

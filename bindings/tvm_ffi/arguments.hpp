@@ -29,13 +29,26 @@ using flash3::ParamField;
 
 struct Argument {
   std::string_view name;
-  const ParamField* field;
+  const ParamField* field;            // null: of a mask (MaskTensors)
   const ParamField* other = nullptr;  // of a window's side: the flag; of a workspace: its size
 
   bool is_window_side() const { return name.starts_with("window_"); }
 };
 
-// The arguments of a function: fields of its params, by their names.
+// What a function takes of a mask: its memory, its numbers, and where those go that it needs. Null:
+// not given.
+struct MaskTensors {
+  const DLTensor *mask = nullptr, *mask_fields = nullptr, *used = nullptr;
+
+  static constexpr bool has(std::string_view name) {
+    return name == "mask" || name == "mask_fields" || name == "used";
+  }
+  const DLTensor*& of(std::string_view name) {
+    return name == "mask" ? mask : name == "used" ? used : mask_fields;
+  }
+};
+
+// The arguments of a function: fields of its params, by their names, and those of a mask.
 struct ArgumentList {
   Argument arguments[64] = {};
   size_t count = 0;
@@ -54,8 +67,8 @@ consteval ArgumentList arguments_of(std::string_view names) {
     const ParamField* other = nullptr;
     if (name.starts_with("window_")) other = flash3::find_field<Params>("window");
     if (name == "workspace") other = flash3::find_field<Params>("workspace_size");
-    const ParamField* field = flash3::find_field<Params>(name);
-    if (!field) throw "a params struct has no field of this name";
+    const ParamField* field = MaskTensors::has(name) ? nullptr : flash3::find_field<Params>(name);
+    if (!field && !MaskTensors::has(name)) throw "a params struct has no field of this name";
     list.arguments[list.count++] = {name, field, other};
   }
   return list;
@@ -87,21 +100,30 @@ inline void check_device(const Argument& a, const DLTensor& t) {
                                   std::to_string(type) + " but it must be host or CUDA memory"};
 }
 
+inline bool is_type(const DLDataType& t, int code, int bits) {
+  return t.code == code && t.bits == bits && t.lanes == 1;
+}
+
+[[noreturn]] inline void refuse_dtype(const Argument& a, const DLDataType& t, const char* rule) {
+  throw Refusal{"TypeError", std::string(a.name) + ".dtype = DLPack type (code " +
+                                 std::to_string(t.code) + ", " + std::to_string(t.bits) +
+                                 " bits, " + std::to_string(t.lanes) + " lanes) but it must be " +
+                                 rule};
+}
+
 inline flash3_dtype dtype_of(const Argument& a, const DLDataType& t) {
-  const auto is = [&](int code, int bits) {
-    return t.code == code && t.bits == bits && t.lanes == 1;
-  };
+  const auto is = [&](int code, int bits) { return is_type(t, code, bits); };
+  if (a.field->dtype == FLASH3_UINT8) {
+    if (is(kDLUInt, 8) || is(kDLBool, 8)) return FLASH3_UINT8;
+    refuse_dtype(a, t, "uint8 or bool");
+  }
   if (is(kDLFloat, 16)) return FLASH3_FLOAT16;
   if (is(kDLBfloat, 16)) return FLASH3_BFLOAT16;
   if (is(kDLFloat, 32)) return FLASH3_FLOAT32;
   if (is(kDLInt, 32)) return FLASH3_INT32;
   // Codes of FP8 are bytes to those who do not know it, as numpy.
   if (is(kDLFloat8_e4m3fn, 8) || is(kDLUInt, 8)) return FLASH3_FLOAT8_E4M3;
-  throw Refusal{"TypeError", std::string(a.name) + ".dtype = DLPack type (code " +
-                                 std::to_string(t.code) + ", " + std::to_string(t.bits) +
-                                 " bits, " + std::to_string(t.lanes) +
-                                 " lanes) but it must be one of float16, bfloat16, float32, int32, "
-                                 "float8_e4m3fn, uint8"};
+  refuse_dtype(a, t, "one of float16, bfloat16, float32, int32, float8_e4m3fn, uint8");
 }
 
 inline void* address_of(const DLTensor& t) {
@@ -222,9 +244,10 @@ inline void set(const Argument& a, const TVMFFIAny& value, void* params) {
   }
 }
 
-// Reads what is given into params; the first tensor that is given, which tells where the call runs.
+// Reads what is given into params and masks; the first tensor that is given, which tells where the
+// call runs.
 inline const DLTensor* read(std::span<const Argument> known, std::span<const TVMFFIAny> given,
-                            void* params) {
+                            void* params, MaskTensors* masks) {
   if (given.size() > known.size()) {
     throw Refusal{"TypeError", std::to_string(given.size()) +
                                    " arguments are given but the function has " +
@@ -236,8 +259,13 @@ inline const DLTensor* read(std::span<const Argument> known, std::span<const TVM
   }
   for (size_t i = 0; i < given.size(); ++i) {
     if (given[i].type_index == kTVMFFINone) continue;
-    set(known[i], given[i], params);
-    if (!first && known[i].field->kind == FieldKind::kTensor) first = dl_tensor(given[i]);
+    const Argument& a = known[i];
+    if (!a.field) {
+      masks->of(a.name) = &given_tensor(a, given[i]);
+      continue;
+    }
+    set(a, given[i], params);
+    if (!first && a.field->kind == FieldKind::kTensor) first = dl_tensor(given[i]);
   }
   return first;
 }

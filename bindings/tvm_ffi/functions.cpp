@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3's calls as functions of TVM-FFI's C ABI: forward, backward, attention_with_kv_cache,
-// quantize, merge, and arguments, which tells the names of a function's arguments. Every result is
-// the caller's; trailing arguments may be left out, and None is what the C interface has for "not
-// given". Nothing of TVM-FFI's C++ is used, and all that is decided is decided behind the C
-// interface.
+// quantize, merge, mask_size, mask_make, mask_used, and arguments, which tells the names of a
+// function's arguments. Every result is the caller's, but for mask_size's number; trailing
+// arguments may be left out, and None is what the C interface has for "not given". Nothing of
+// TVM-FFI's C++ is used, and all that is decided is decided behind the C interface.
 #include <flash3/flash3.h>
+#include <flash3/mask.h>
 #include <flash3/merge.h>
 #include <flash3/quantize.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
+#include "masks.hpp"
 #include "signatures.hpp"
 
 namespace flash3_tvm_ffi {
@@ -95,14 +98,21 @@ class Workspace {
   void* data_ = nullptr;
 };
 
+void* stream_of(const DLTensor* t) {
+  return t && on_gpu(*t) ? TVMFFIEnvGetStream(t->device.device_type, t->device.device_id) : nullptr;
+}
+
 template <class Params>
 void call(std::span<const Argument> known, std::span<const TVMFFIAny> given,
           flash3_status (*workspace)(const Params*, size_t*), flash3_status (*run)(const Params*)) {
   Params p{};
   p.struct_size = sizeof p;
-  const DLTensor* first = read(known, given, &p);
-  if (first && on_gpu(*first))
-    p.stream = TVMFFIEnvGetStream(first->device.device_type, first->device.device_id);
+  MaskTensors masks;
+  const DLTensor* first = read(known, given, &p, &masks);
+  p.stream = stream_of(first);
+  flash3_mask mask{};
+  if constexpr (requires { p.mask; })
+    if (is_given(masks)) p.mask = &(mask = mask_of(masks));
   size_t bytes = 0;
   check(workspace(&p, &bytes));
   std::unique_ptr<Workspace> made;
@@ -112,6 +122,44 @@ void call(std::span<const Argument> known, std::span<const TVMFFIAny> given,
     p.workspace_size = bytes;
   }
   check(run(&p));
+}
+
+flash3_mask_params mask_params(std::span<const Argument> known, std::span<const TVMFFIAny> given,
+                               MaskTensors* masks) {
+  flash3_mask_params p{};
+  p.struct_size = sizeof p;
+  const DLTensor* first = read(known, given, &p, masks);
+  p.stream = stream_of(masks->mask ? masks->mask : first);
+  return p;
+}
+
+void mask_size(std::span<const TVMFFIAny> given, TVMFFIAny* result) {
+  MaskTensors none;
+  const flash3_mask_params p = mask_params(kMaskSize, given, &none);
+  size_t bytes = 0;
+  check(flash3_mask_size(&p, &bytes));
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = static_cast<int64_t>(bytes);
+}
+
+void mask_make(std::span<const TVMFFIAny> given) {
+  MaskTensors masks;
+  const flash3_mask_params p = mask_params(kMaskMake, given, &masks);
+  flash3_mask mask = memory_of(masks);
+  const std::span<int64_t> fields = numbers(kMaskFields, masks.mask_fields, flash3::kMaskFields);
+  check(flash3_mask_make(&p, &mask));
+  std::ranges::copy(flash3::mask_fields(mask), fields.begin());
+}
+
+// Waits for the stream.
+void mask_used(std::span<const TVMFFIAny> given) {
+  MaskTensors masks;
+  mask_params(kMaskUsed, given, &masks);
+  const flash3_mask mask = mask_of(masks);
+  const std::span<int64_t> used = numbers(kUsed, masks.used, 2);
+  int64_t blocks = 0, partial_blocks = 0;
+  check(flash3_mask_used(&mask, stream_of(masks.mask), &blocks, &partial_blocks));
+  used[0] = blocks, used[1] = partial_blocks;
 }
 
 // "q,k,v,…" of the function with this name.
@@ -171,6 +219,24 @@ FLASH3_EXPORT(attention_with_kv_cache, kAttentionWithKvCache, flash3_forward_wor
 FLASH3_EXPORT(backward, kBackward, flash3_backward_workspace, flash3_backward)
 FLASH3_EXPORT(quantize, kQuantize, flash3_quantize_workspace, flash3_quantize)
 FLASH3_EXPORT(merge, kMerge, flash3_merge_workspace, flash3_merge)
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_mask_size(void*, const TVMFFIAny* args, int32_t count,
+                                                      TVMFFIAny* result) {
+  using namespace flash3_tvm_ffi;
+  return guarded(args, count, result, [&](auto given) { mask_size(given, result); });
+}
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_mask_make(void*, const TVMFFIAny* args, int32_t count,
+                                                      TVMFFIAny* result) {
+  using namespace flash3_tvm_ffi;
+  return guarded(args, count, result, mask_make);
+}
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_mask_used(void*, const TVMFFIAny* args, int32_t count,
+                                                      TVMFFIAny* result) {
+  using namespace flash3_tvm_ffi;
+  return guarded(args, count, result, mask_used);
+}
 
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_arguments(void*, const TVMFFIAny* args, int32_t count,
                                                       TVMFFIAny* result) {

@@ -309,6 +309,7 @@ struct Store {
 
 ReferenceBackward attention_backward_ref(const BackwardProblem& p, int num_threads,
                                          const MaskPairs* mask) {
+  check_pairs(p, mask);
   ReferenceBackward result;
   result.dq.resize(rows_in_batch(p.sequences_q, p.batch) * p.heads_q * p.head_dim);
   result.dk.resize(rows_in_batch(p.sequences_k, p.batch) * p.heads_k * p.head_dim);

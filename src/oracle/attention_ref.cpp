@@ -193,6 +193,7 @@ ReferenceValues largest_of_heads(const ReferenceValues& rows, int64_t heads, int
 }  // namespace
 
 ReferenceForward attention_ref(const ForwardProblem& p, int num_threads, const MaskPairs* mask) {
+  check_pairs(p, mask);
   if (p.has_cache() || p.rotates)
     return attention_ref(GatheredCache(p).problem(), num_threads, mask);
   const int64_t rows = rows_in_batch(p.sequences_q, p.batch);

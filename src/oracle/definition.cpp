@@ -9,6 +9,7 @@
 
 #include "core/convert.hpp"
 #include "core/rotation.hpp"
+#include "oracle/mask_pairs.hpp"
 #include "oracle/visible.hpp"
 
 namespace flash3 {
@@ -278,8 +279,9 @@ const uint64_t* tree_words(const flash3_forward_params& p, int64_t b, const Toke
 
 }  // namespace
 
-DefinedForward define_forward(const flash3_forward_params& p) {
+DefinedForward define_forward(const flash3_forward_params& p, const flash3_mask_params* source) {
   const Call<flash3_forward_params> call{p};
+  const CallMask call_mask(p.mask, source);
   const ForwardTokens tokens{p};
   const int64_t rows = p.q.shape[p.q.ndim - 3];
   const int64_t all_rows = call.packed_q ? rows : call.batch * rows;
@@ -296,7 +298,7 @@ DefinedForward define_forward(const flash3_forward_params& p) {
       for (int64_t i = 0; i < call.queries(b).count; ++i) {
         const Tokens queries = call.queries(b);
         const int64_t keys = tokens.keys(b);
-        VisibleKeys mask = call.visible(b);
+        VisibleKeys mask = call_mask.of(call.visible(b), b, h);
         mask.seq_k = keys;
         if (given(p.tree_mask)) mask.tree = tree_words(p, b, queries);
         const int64_t kv_head = call.kv_head(h);
@@ -347,9 +349,9 @@ struct SeenKeys {
 };
 
 SeenKeys seen_keys(const Call<flash3_backward_params>& call, const flash3_backward_params& p,
-                   int64_t b, int64_t h, int64_t i) {
+                   const CallMask& call_mask, int64_t b, int64_t h, int64_t i) {
   const Tokens queries = call.queries(b), keys = call.keys(b);
-  const VisibleKeys mask = call.visible(b);
+  const VisibleKeys mask = call_mask.of(call.visible(b), b, h);
   SeenKeys seen;
   for (int64_t j = 0; j < keys.count; ++j) {
     if (!mask.sees(i, j)) continue;
@@ -380,8 +382,9 @@ double dlse_of(const flash3_backward_params& p, int64_t b, int64_t h, const Toke
 //   ds_j = p_j · (dp_j − Σ p·dp + dlse) · (1 − tanh² of the softcap)
 //   dq = scale · Σ ds_j·k_j     dk_j += scale · ds_j·q     dv_j += p_j·dout
 //   dsink += exp(sink − lse) · (dlse − Σ p·dp)
-DefinedBackward define_backward(const flash3_backward_params& p) {
+DefinedBackward define_backward(const flash3_backward_params& p, const flash3_mask_params* source) {
   const Call<flash3_backward_params> call{p};
+  const CallMask call_mask(p.mask, source);
   const auto elements = [](const flash3_tensor& t) {
     int64_t count = 1;
     for (int n = 0; n < t.ndim; ++n) count *= t.shape[n];
@@ -398,7 +401,7 @@ DefinedBackward define_backward(const flash3_backward_params& p) {
       for (int64_t i = 0; i < call.queries(b).count; ++i) {
         const Tokens queries = call.queries(b), keys = call.keys(b);
         const int64_t kv_head = call.kv_head(h);
-        const SeenKeys seen = seen_keys(call, p, b, h, i);
+        const SeenKeys seen = seen_keys(call, p, call_mask, b, h, i);
         std::vector<double> dp;
         double mean = 0;  // Σ p·dp
         for (size_t n = 0; n < seen.keys.size(); ++n) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "flash3/flash3.h"
+#include "flash3/mask.h"
 
 namespace flash3 {
 
@@ -23,8 +24,11 @@ struct DefinedBackward {
   std::vector<double> dsink;  // empty without a sink
 };
 
-// The call must be valid, in host memory, and compute in the dtype of its tensors.
-DefinedForward define_forward(const flash3_forward_params& params);
-DefinedBackward define_backward(const flash3_backward_params& params);
+// The call must be valid, in host memory, and compute in the dtype of its tensors. source: what its
+// mask was made of; std::invalid_argument where one of both is given and the other is not.
+DefinedForward define_forward(const flash3_forward_params& params,
+                              const flash3_mask_params* source = nullptr);
+DefinedBackward define_backward(const flash3_backward_params& params,
+                                const flash3_mask_params* source = nullptr);
 
 }  // namespace flash3

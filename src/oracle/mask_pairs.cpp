@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "oracle/mask_pairs.hpp"
 
-#include "oracle/visible.hpp"
+#include <stdexcept>
 
 namespace flash3 {
 namespace {
@@ -76,6 +76,15 @@ MaskPairs mask_pairs(const flash3_mask_params& p) {
         for (int64_t j = 0; j < p.seq_k; ++j)
           pairs.seen.push_back(band.sees(i, j) && in_source(p, b, h, i, j));
   return pairs;
+}
+
+CallMask::CallMask(const flash3_mask* mask, const flash3_mask_params* source)
+    : given_(source != nullptr) {
+  if ((mask != nullptr) != given_)
+    throw std::invalid_argument(
+        given_ ? "a source is given but the call has no mask; they belong together"
+               : "the call has a mask but its source is not given; they belong together");
+  if (given_) pairs_ = mask_pairs(*source);
 }
 
 }  // namespace flash3

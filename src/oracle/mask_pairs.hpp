@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "flash3/mask.h"
+#include "oracle/visible.hpp"
 
 namespace flash3 {
 
@@ -24,5 +25,21 @@ struct MaskPairs {
 
 // The params must be valid.
 MaskPairs mask_pairs(const flash3_mask_params& params);
+
+// The mask of a call, from its source: both are given or null, else std::invalid_argument.
+class CallMask {
+ public:
+  CallMask(const flash3_mask* mask, const flash3_mask_params* source);
+
+  // What a query of sequence b and head h sees, where that is what it sees without the mask.
+  VisibleKeys of(VisibleKeys visible, int64_t b, int64_t h) const {
+    if (given_) visible.pairs = pairs_.of(b, h);
+    return visible;
+  }
+
+ private:
+  const bool given_;
+  MaskPairs pairs_;
+};
 
 }  // namespace flash3

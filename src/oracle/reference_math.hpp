@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
 
 #include "core/convert.hpp"
 #include "core/problem.hpp"
@@ -13,6 +14,12 @@
 #include "oracle/visible.hpp"
 
 namespace flash3 {
+
+// Throws std::invalid_argument where the call has a mask whose pairs are not given.
+inline void check_pairs(const Problem& p, const MaskPairs* mask) {
+  if (p.mask_lists.given && !mask)
+    throw std::invalid_argument("the call has a mask but the pairs that it shows are not given");
+}
 
 // The mask of a call whose sequences have one length; with a tree of its first sequence.
 inline VisibleKeys visible_keys(const Problem& p) {

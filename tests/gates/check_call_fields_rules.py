@@ -73,6 +73,10 @@ class Added(unittest.TestCase):
     def test_tvm_ffi(self):
         self.assertEqual(self.made(generator.tvm_signatures).count("side plain slopes"), 3)  # and of a call on a cache
 
+    def test_what_a_list_places_comes_once(self):
+        names = list(self.headers.expanded("forward", "q mask_alignment mask …", True))
+        self.assertEqual(names, ["q", "mask_alignment", "mask", "max_logits", "side", "plain", "slopes"])
+
     def test_python(self):
         made = {}
         exec(self.made(generator.python_fields), made)

@@ -51,12 +51,14 @@ def to_torch(x):
     return torch.from_numpy(np.array(x.astype(jnp.float32))).to(DTYPES[x.dtype.name])
 
 
-def top_left(q, k, v, lengths_q=None, lengths_k=None, is_causal=False, window=None, scale=None, softcap=0.0, sink=None):
+def top_left(q, k, v, lengths_q=None, lengths_k=None, is_causal=False, window=None, scale=None, softcap=0.0, sink=None, mask=None):
     """jax's definition with torch, in the tensors' dtype: masks around j = i, and 0 where nothing is seen."""
     groups = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
     i, j = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])[None]
     seen = torch.ones(q.shape[0], 1, q.shape[1], k.shape[1], dtype=torch.bool)
+    if mask is not None:
+        seen = seen & mask
     if is_causal:
         seen &= j <= i
     if window is not None:
@@ -271,7 +273,6 @@ def test_what_is_refused():
     two = jnp.array([3, 4], jnp.int32)
     for error, message, args, options in (
             (NotImplementedError, "bias is given", (q, k, k, jnp.zeros((1, 1, 8, 9))), {}),
-            (NotImplementedError, "mask is given", (q, k, k), {"mask": jnp.ones((1, 1, 8, 9), bool)}),
             (ValueError, "implementation = 'cudnn'", (q, k, k), {"implementation": "cudnn"}),
             (ValueError, "q.shape.2. = 3 but k.shape.2. = 2", (q[:, :, :3], k, k), {}),
             (TypeError, "value.dtype = int32", (q, k, k.astype(jnp.int32)), {}),
@@ -298,6 +299,21 @@ def test_what_only_the_run_can_tell_is_xlas_error():
     q = jax.device_put(jnp.ones((2, 8, 4, 16)), jax.devices("cpu")[0])  # a GPU clamps lengths
     with pytest.raises(Exception, match=r"INVALID_ARGUMENT: flash3: seqused_k\[1\] = 9"):
         jax.block_until_ready(dot_product_attention(q, q, q, key_value_seq_lengths=jnp.array([3, 9], jnp.int32)))
+
+
+def test_handlers_know_their_attributes():
+    _jax.register()
+    with jax.default_device(jax.devices("cpu")[0]):
+        q = jnp.ones((1, 4, 2, 8))
+        call = jax.ffi.ffi_call("flash3_forward", [jax.ShapeDtypeStruct(q.shape, q.dtype)])
+        assert np.allclose(call(q, q, q, tensors="q k v out", softcap=np.float32(2))[0], 1)
+        for attributes, message in (({"softcaps": np.float32(2), "chunk": np.int64(0)}, "1 of the attributes are no options"),
+                                    ({"stream": np.int64(2)}, "1 of the attributes are no options")):
+            with pytest.raises(Exception, match=f"INTERNAL: flash3: {message}"):
+                jax.block_until_ready(call(q, q, q, tensors="q k v out", **attributes))
+        for names, message in (("q k v output", "no tensor is named 'output'"), ("q k seq_k out", "no tensor is named 'seq_k'")):
+            with pytest.raises(Exception, match=f"INTERNAL: flash3: {message}"):
+                jax.block_until_ready(call(q, q, q, tensors=names))
 
 
 def test_derivatives_that_there_are_not():

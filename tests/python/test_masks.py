@@ -265,10 +265,12 @@ def test_errors():
              lambda: flash3.attention(q, k, v, mask=source, seqused_k=torch.tensor([3, 4], dtype=torch.int32))),
             (NotImplementedError, "mask is given and cu_seqlens_q is given",
              lambda: flash3.attention(q[0], k[0], v[0], mask=source, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)),
-            (NotImplementedError, "masks and calls with them are for torch tensors",
-             lambda: flash3.attention(*(x.numpy() for x in (q, k, v)), mask=source)),
-            (TypeError, "mask is a MaskSource but it must be a flash3.Mask, as make() of what flash3.masks returns gives it",
-             lambda: flash3.explain(*(x.numpy() for x in (q, k, v)), mask=source)),
+            *((TypeError, "mask is a MaskSource but it must be a flash3.Mask, as make() of what flash3.masks returns gives it",
+               lambda call=call: call(*(x.numpy() for x in (q, k, v)), mask=source)) for call in (flash3.attention, flash3.explain)),
+            (ValueError, "mask.ranges = 4294967297 but it must be as make() gives it",
+             lambda: flash3.attention(*(x.numpy() for x in (q, k, v)), mask=source.make()._replace(ranges=2**32 + 1))),
+            (TypeError, "attention_with_kv_cache() got an unexpected keyword argument 'mask'",
+             lambda: flash3.attention_with_kv_cache(q, k, v, mask=source)),
             (ValueError, "q.ndim = 3 but it must be 4, [batch, seq, heads, dim]", lambda: flash3.attention(q[0], k, v, mask=source)),
             (TypeError, "k is a ndarray but it must be a torch tensor", lambda: flash3.attention(q, k.numpy(), v, mask=source)),
             (ValueError, "seq_q = 150 but the mask's seq_q = 149", lambda: flash3.attention(q, k, v, mask=masks.dense(torch.ones(149, 270).bool()))),
@@ -281,6 +283,19 @@ def test_errors():
             call()
 
 
+def test_arrays_take_one_that_is_made():
+    q, k, v = inputs()
+    mask = masks.dense(torch.rand(150, 270) < 0.5).make()
+    out, lse = flash3.attention(q, k, v, mask=mask, return_lse=True)
+    wanted = flash3.attention_backward(out, q, k, v, out, lse, mask=mask, deterministic=True)
+    q, k, v = (x.detach().numpy() for x in (q, k, v))
+    got = flash3.attention(q, k, v, mask=mask, return_lse=True)
+    assert all((a == b.detach().numpy()).all() for a, b in zip(got, (out, lse)))
+    gradients = flash3.attention_backward(got[0], q, k, v, *got, mask=mask, deterministic=True)
+    assert all((a == b.numpy()).all() for a, b in zip(gradients[:3], wanted))
+    assert flash3.supported(q, k, v, mask=mask) and not flash3.supported(q, k, v[:, :9], mask=mask)
+
+
 def test_sharded_tensors_take_none():
     class DTensor:  # the check goes by the name of torch's class, which takes processes to make
         __module__, __qualname__ = "torch.distributed.tensor", "DTensor"
@@ -290,6 +305,30 @@ def test_sharded_tensors_take_none():
     with pytest.raises(NotImplementedError, match="mask is given and q is a DTensor"):
         _torch.run_forward(DTensor(), None, None, {"mask": mask.data, "mask_fields": mask.fields})
     _torch.run_forward(*inputs(), {"mask": mask.data, "mask_fields": mask.fields})
+
+
+def test_several_devices_take_none():
+    """And say why, and what to give instead."""
+    distributed = pytest.importorskip("flash3.distributed")
+    q = torch.ones(1, 8, 2, 16)
+    source = masks.documents(lengths=[3, 5])
+    rule = "mask is given but attention over several devices does not take it: .*documents go by cu_seqlens of flash3.distributed.plan"
+    for mask in (source, source.make()):
+        for call in (distributed.attention, distributed.explain):
+            with pytest.raises(NotImplementedError, match=rule):
+                call(q, q, q, mask=mask)
+    with distributed.context_parallel():
+        x = q.transpose(1, 2)
+        for call in (lambda: flash3.attention(q, q, q, mask=source), lambda: flash3.attention(q, q, q, mask=source.make()),
+                     lambda: flash3.flex_attention(x, x, x, block_mask=source)):
+            with pytest.raises(NotImplementedError, match=rule):
+                call()
+        with pytest.raises(NotImplementedError, match="attn_mask is not None but context_parallel does not take it: .*cu_seqlens of"):
+            torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(8, 8, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"explain\(\) got an unexpected keyword argument 'masks'"):
+        distributed.explain(q, q, q, masks=source)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
+        distributed.attention_with_kv_cache(q, q, q, torch.ones(1, dtype=torch.int32), mask=source)
 
 
 def test_questions():

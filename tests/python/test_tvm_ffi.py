@@ -124,6 +124,123 @@ def test_workspace(named):
         named.backward(out, q, k, v, out, lse, *made, workspace=room[:64])
 
 
+FIELDS = 12  # of a mask
+
+
+def made_mask(named, sizes, **source):
+    """(memory, numbers) of a mask for sizes, (batch, heads_q, seq_q, seq_k)."""
+    arguments = dict(zip(("batch", "heads_q", "seq_q", "seq_k"), sizes), **source)
+    room, fields = np.empty(named.mask_size(**arguments) + 256, np.uint8), np.empty(FIELDS, np.int64)
+    memory = room[-room.ctypes.data % 256:][:len(room) - 256]
+    named.mask_make(memory, fields, **arguments)
+    return memory, fields
+
+
+def sources(g):
+    """{name: (the source's arguments, [2, 4, 200, 300] bool of what they let a query see)}"""
+    b, h, i, j = np.ogrid[:2, :4, :200, :300]
+    seen = g.random((2, 1, 200, 300)) < 0.5
+    numbers = np.sort(g.integers(0, 5, (2, 300)), -1).astype(np.int32)
+    bounds = np.sort(g.integers(0, 300, (1, 4, 4, 200)), 2).astype(np.int32)
+    blocks = g.random((2, 4, 4, 5)) < 0.4
+    indices = np.argsort(~blocks, -1, kind="stable").astype(np.int32)
+    return {"dense": ({"dense": seen}, seen), "bytes": ({"dense": 3 * seen.view(np.uint8)}, seen),
+            "documents": ({"documents": numbers}, numbers[b, i + 100] == numbers[b, j]),
+            "ranges": ({"ranges": bounds}, sum(((bounds[0, h, 2 * r, i] <= j) & (j < bounds[0, h, 2 * r + 1, i]) for r in (0, 1))) > 0),
+            "blocks": ({"block_counts": blocks.sum(-1).astype(np.int32), "block_indices": indices, "block_rows": 56, "block_keys": 64},
+                       blocks[b, h, i // 56, j // 64]),
+            "band": ({"window_left": 20, "window_right": 3}, (j >= i + 80) & (j <= i + 103))}
+
+
+@pytest.mark.parametrize("kind", sources(np.random.default_rng(0)))
+def test_masks(named, kind):
+    g = np.random.default_rng(0)
+    source, seen = sources(g)[kind]
+    q, k, v = (g.standard_normal((2, seq, heads, 32)).astype(np.float32) for seq, heads in ((200, 4), (300, 2), (300, 2)))
+    for causal in (False, True):
+        memory, fields = made_mask(named, (2, 4, 200, 300), causal=causal, **source)
+        out, lse = np.empty_like(q), np.empty((2, 4, 200), np.float32)
+        named.forward(q, k, v, out, lse, mask=memory, mask_fields=fields, softcap=3.0)
+        made = [np.empty_like(x) for x in (q, k, v)]
+        named.backward(out, q, k, v, out, lse, *made, mask=memory, mask_fields=fields, softcap=3.0, deterministic=True)
+        visible = seen & (np.arange(300) <= np.arange(200)[:, None] + 100) if causal else seen
+        wanted = by_definition(q, k, v, np.broadcast_to(visible, (2, 4, 200, 300)), softcap=3.0)
+        for got, exact in zip((out, lse, *made), wanted):
+            np.testing.assert_allclose(got, exact, rtol=1e-4, atol=1e-4)
+
+
+def by_definition(q, k, v, seen, softcap):
+    """out, lse and the gradients of (out · out / 2).sum() in float64; 0 where nothing is seen."""
+    import torch
+    q, k, v = (torch.from_numpy(x).double().requires_grad_() for x in (q, k, v))
+    wide_k, wide_v = (x.repeat_interleave(2, 2) for x in (k, v))
+    scores = softcap * torch.tanh(torch.einsum("bihd,bjhd->bhij", q, wide_k) / 32**0.5 / softcap)
+    scores = scores.masked_fill(~torch.from_numpy(seen.copy()), -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    p = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0)[..., None])
+    out = torch.einsum("bhij,bjhd->bihd", p, wide_v)
+    gradients = torch.autograd.grad((out * out).sum() / 2, (q, k, v))
+    return [x.detach().numpy() for x in (out, lse, *(x.nan_to_num() for x in gradients))]
+
+
+def test_a_mask_of_flash3_and_the_room_of_one(named):
+    """What flash3.masks makes is the same memory and the same numbers; mask_used tells the room that one needs."""
+    import torch
+    g = np.random.default_rng(0)
+    q, k, v = (g.standard_normal((1, 400, heads, 32)).astype(np.float32) for heads in (4, 2, 2))
+    seen = g.random((400, 400)) < 0.1
+    wanted = flash3.attention(*map(torch.from_numpy, (q, k, v)), mask=flash3.masks.dense(torch.from_numpy(seen))).numpy()
+    made = flash3.masks.dense(torch.from_numpy(seen)).make()
+    out, used = np.empty_like(q), np.zeros(2, np.int64)
+    named.forward(q, k, v, out, mask=made.data, mask_fields=np.array(made.fields, np.int64))
+    np.testing.assert_array_equal(out, wanted)
+    little = made_mask(named, (1, 4, 400, 400), dense=seen[None, None], max_blocks=5)
+    named.mask_used(*little, used)
+    assert tuple(used) == flash3.masks.needs(made) == (16, 16)
+    named.forward(q, k, v, out, mask=little[0], mask_fields=little[1])
+    assert not out.any()  # it has too little room, and so it is empty
+    named.forward(q, k, v, out, **dict(zip(("mask", "mask_fields"), made_mask(named, (1, 4, 400, 400), dense=seen[None, None],
+                                                                             max_blocks=int(used[0]), max_partial_blocks=int(used[1])))))
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_errors_of_masks(module, named):
+    q, k, v = make()
+    out, sizes = np.empty_like(q), dict(batch=2, heads_q=4, seq_q=33, seq_k=33)
+    memory, fields = made_mask(named, (2, 4, 33, 33), causal=True)
+    other = fields.copy()
+    other[4] = 40
+    wide = fields.copy()
+    wide[8] = 2**40
+    used = np.zeros(2, np.int64)
+    for call, error, message in (
+            (lambda: named.forward(q, k, v, out, mask=memory), ValueError, "mask is given but mask_fields is None; mask_make makes them"),
+            (lambda: named.forward(q, k, v, out, mask_fields=fields), ValueError, "mask_fields is given but mask is None; mask_make"),
+            (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields[:11]), ValueError,
+             "mask_fields.shape[0] = 11 but it must be an int64 tensor of 12 in host memory"),
+            (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields.astype(np.int32)), TypeError,
+             "mask_fields.dtype = DLPack type (code 0, 32 bits, 1 lanes) but it must be int64"),
+            (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields[None]), ValueError, "mask_fields.ndim = 2 but it must be"),
+            (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=np.repeat(fields, 2)[::2]), ValueError,
+             "mask_fields.strides[0] = 2 but it must have no gaps: 1"),
+            (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=wide), ValueError, f"mask_fields holds {2**40} but it must be as"),
+            (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=other), ValueError, "mask->seq_k = 40 but k.shape[1] = 33"),
+            (lambda: named.forward(q, k, v, out, mask=memory[:64], mask_fields=fields), ValueError, "mask->size = 64 but this call needs"),
+            (lambda: named.forward(q, k, v, out, mask=1, mask_fields=fields), TypeError, "mask must be a tensor or None"),
+            (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields, seqused_k=np.array([3, 3], np.int32)), RuntimeError,
+             "mask is given and seqused_k is given"),
+            (lambda: named.mask_make(None, fields, **sizes), TypeError, "mask is None but it must be a tensor"),
+            (lambda: named.mask_make(memory, None, **sizes), TypeError, "mask_fields is None but it must be an int64 tensor of 12"),
+            (lambda: named.mask_make(memory, fields, **sizes, dense=q), TypeError,
+             "dense.dtype = DLPack type (code 2, 32 bits, 1 lanes) but it must be uint8 or bool"),
+            (lambda: named.mask_size(**sizes, documents=used.astype(np.int32)[None]), ValueError, "documents.shape[1] = 2 but seq_k = 33"),
+            (lambda: named.mask_used(memory, fields), TypeError, "used is None but it must be an int64 tensor of 2 in host memory"),
+            (lambda: named.mask_used(memory, other, used), ValueError, "but no backend makes that of its fields")):
+        with pytest.raises(error, match=re.escape(message)):
+            call()
+    assert not used.any() and "mask_fields" in module.arguments("backward").split(",")
+
+
 def test_errors(module, named):
     q, k, v = make()
     out = np.empty_like(q)
@@ -191,3 +308,25 @@ def test_gpu(named):
     torch.cuda.synchronize()
     assert (made == out).all() and (made_lse == lse).all()
     assert all((a == b).all() for a, b in zip(gradients, wanted))
+
+
+@pytest.mark.gpu
+def test_masks_on_a_gpu(named):
+    """Made on torch's stream, which the numbers on the host do not wait for."""
+    import torch
+    q, k, v = (torch.from_numpy(x).cuda() for x in make(seq=300, dtype=np.float16))
+    seen = torch.rand(1, 1, 300, 300, device="cuda") < 0.5
+    wanted = flash3.attention(q, k, v, mask=flash3.masks.dense(seen))
+    sizes = dict(batch=2, heads_q=4, seq_q=300, seq_k=300)
+    memory = torch.empty(named.mask_size(**sizes, dense=seen), dtype=torch.uint8, device="cuda")
+    fields, used, out = np.empty(FIELDS, np.int64), np.empty(2, np.int64), torch.empty_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        late = torch.zeros_like(seen)
+        torch.cuda._sleep(200_000_000)
+        late.copy_(seen)
+        named.mask_make(memory, fields, **sizes, dense=late)
+        named.forward(q, k, v, out, mask=memory, mask_fields=fields)
+        named.mask_used(memory, fields, used)
+    torch.cuda.synchronize()
+    assert (out == wanted).all() and tuple(used) == (9, 9)

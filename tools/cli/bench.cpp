@@ -6,6 +6,7 @@
 
 #include "cases/fp8_input.hpp"
 #include "cases/internals.hpp"
+#include "cases/mask.hpp"
 #include "cases/printable.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
@@ -211,11 +212,12 @@ class Bench {
             ? make_backward_problem(&prepared.backward, Pointers::kRequired, &backward)
             : make_forward_problem(&prepared.forward, Pointers::kRequired, &forward);
     if (!status.ok()) throw std::runtime_error(status.message());
+    const MaskPairs* const mask = prepared.mask ? &prepared.mask->pairs : nullptr;
     const auto run = [&] {
       if (prepared.c.backward)
-        attention_backward_naive(backward, options_.threads);
+        attention_backward_naive(backward, options_.threads, mask);
       else
-        attention_naive(forward, options_.threads);
+        attention_naive(forward, options_.threads, mask);
     };
     return measure(workbench_.memory(), run, std::min(options_.samples, 5),
                    1e-3 * options_.sample_ms)

@@ -52,8 +52,9 @@ void Workbench::prepare_forward(PreparedCase* p) {
   f.v = view_of_v(p->c, f.k, f.v);
   f.out.data = add_buffer(f.out, &p->buffers);
   if (p->c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
-  set_options(p->c, add_extra(p->c, make_extra_tensors(p->c, make_sequences(p->c)), &p->buffers),
-              &f);
+  const cases::ExtraTensors extra = make_extra_tensors(p->c, make_sequences(p->c));
+  p->mask = extra.mask;
+  set_options(p->c, add_extra(p->c, extra, &p->buffers), &f);
   f.workspace = add_workspace(p->workspace_bytes, &p->buffers);
   f.workspace_size = p->workspace_bytes;
 }

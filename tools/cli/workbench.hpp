@@ -25,10 +25,11 @@ struct PreparedCase {
   std::string kernel;
   size_t workspace_bytes = 0;
   flash3_forward_params forward{};
-  flash3_backward_params backward{};           // of a backward case: on what the forward has left
-  std::vector<std::shared_ptr<void>> buffers;  // what these point into
-  int calls = 1;                               // that enqueue() enqueues
-  std::function<void()> round;                 // of a call on a KV cache: what enqueues them
+  flash3_backward_params backward{};            // of a backward case: on what the forward has left
+  std::vector<std::shared_ptr<void>> buffers;   // what these point into
+  std::shared_ptr<const cases::HostMask> mask;  // of a case that has one
+  int calls = 1;                                // that enqueue() enqueues
+  std::function<void()> round;                  // of a call on a KV cache: what enqueues them
 
   void enqueue() const;  // throws the library's reason
 };

@@ -140,13 +140,15 @@ class Headers:
         return self.fields[call][names.index(calls.LISTED[call]) + 1:]
 
     def expanded(self, call, names, results, context=False):
-        """A list of calls.py, with what the headers have gained since; results: tensors that the call writes too; context: what is no
-        option too."""
-        for name in names.split():
+        """A list of calls.py, with what the headers have gained since and the list does not place itself; results: tensors that the call
+        writes too; context: what is no option too."""
+        listed = names.split()
+        for name in listed:
             if name != "…":
                 yield name
                 continue
-            yield from (f.name for f in self.added(call) if (results or not f.written) and (context or f.name not in calls.CONTEXT.split()))
+            yield from (f.name for f in self.added(call) if f.name not in listed and (results or not f.written) and
+                        (context or f.name not in calls.CONTEXT.split()))
 
 
 # ---- C++ ----

@@ -94,18 +94,24 @@ TORCH = {
 }
 
 # ---- TVM-FFI ----
-# All by position, which ends of calls rely on.
+# All by position, which ends of calls rely on. mask is a mask's memory, mask_fields its numbers, and used what it needs: all three are tensors.
 _RUN = "backend num_threads workspace"
 _MASK = "softmax_scale causal window_left window_right softcap chunk sink"
+_MASK_SOURCE = ("batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment ranges documents dense block_counts "
+                "block_indices block_rows block_keys max_blocks max_partial_blocks backend num_threads …")
 TVM_FFI = {
-    "forward": ("forward", f"q k v out lse {_MASK} {_LENGTHS} q_scale k_scale v_scale compute rotation_seed sm_margin {_RUN} qv …"),
+    "forward": ("forward", f"q k v out lse {_MASK} {_LENGTHS} q_scale k_scale v_scale compute rotation_seed sm_margin {_RUN} qv "
+                f"mask_alignment max_logits {_DATA_MASK} …"),
     "attention_with_kv_cache": ("forward", "q k v out lse seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new "
                                 f"rotary_cos rotary_sin rotary_offsets rotary_interleaved {_MASK} cu_seqlens_q seqused_q max_seqlen_q "
                                 f"max_seqlen_k sm_margin {_RUN} qv q_scale k_scale v_scale rotate rotation_seed …"),
-    "backward": ("backward", f"dout q k v out lse dq dk dv dlse dsink {_MASK} {_LENGTHS} deterministic {_RUN} …"),
+    "backward": ("backward", f"dout q k v out lse dq dk dv dlse dsink {_MASK} {_LENGTHS} deterministic {_RUN} mask_alignment {_DATA_MASK} …"),
     "quantize": ("quantize", "q k v q_out k_out v_out q_scale k_scale v_scale rotate rotation_seed rotary_cos rotary_sin rotary_interleaved "
                  f"rotary_offset_q rotary_offset_k {_LENGTHS} {_RUN} …"),
     "merge": ("merge", f"out_parts lse_parts out lse sink {_RUN} …"),
+    "mask_size": ("mask", _MASK_SOURCE),
+    "mask_make": ("mask", f"{_DATA_MASK} {_MASK_SOURCE}"),
+    "mask_used": ("mask", f"{_DATA_MASK} used"),
 }
 
 # ---- C++ (flash3.hpp) ----

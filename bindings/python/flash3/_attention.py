@@ -95,7 +95,8 @@ def attention(q, k, v, **options):
             head, or each row; -inf for none. On a GPU of 16-bit k and v. Results may then differ in their last bits. No gradients.
         mask: what a function of flash3.masks returns: query i sees what that and the band (causal, window, chunk) let it see. It is
             made for this call's sizes and device once, and kept. Or a Mask, made for this call's sizes; the band is then none, or the one
-            that the mask was made with. For torch tensors; neither with cu_seqlens, seqused, qv nor compute, nor on a GPU with FP8.
+            that the mask was made with. Arrays that are no torch tensors take a Mask alone. Neither with cu_seqlens, seqused, qv nor
+            compute, nor on a GPU with FP8.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
             torch's scaled_dot_product_attention and JAX mean them.
 
@@ -122,17 +123,11 @@ def attention(q, k, v, **options):
         out, lse = _torch.attention(q, k, v, options, with_lse)
         return (out, lse) if with_lse else out
     options = given_options("attention", options)
-    _refuse_mask(options)
     options.pop("deterministic", None)
     q, k, v, qv = (_contiguous_last(x) for x in (q, k, v, options.pop("qv", None)))
     out, lse = _results(_host("q", q), _host("v", v), options.pop("out_dtype", None), with_lse)
     arrays.forward(q, k, v, out, lse, qv=qv, **options)
     return (out, lse) if with_lse else out
-
-
-def _refuse_mask(options):
-    if "mask" in options:
-        raise NotImplementedError("mask is given, and q is no torch tensor; flash3.masks and calls with them are for torch tensors")
 
 
 def _results(about_q, about_v, out_dtype, with_lse):
@@ -163,7 +158,6 @@ def attention_backward(dout, q, k, v, out, lse, **options):
         options = _mask_make.with_mask_made(q, k, options)
         return Gradients(*_torch.attention_backward(dout, q, k, v, out, lse, options))
     options = given_options("attention_backward", options)
-    _refuse_mask(options)
     dout, q, k, v, out = (_contiguous_last(x) for x in (dout, q, k, v, out))
     made = [_zeros(about.shape, about.dtype) for about in (_host("q", q), _host("k", k), _host("v", v))]
     dsink = None

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _library as _c
+from . import _jax_mask, _library as _c
 from ._fields import OPTIONS
 
 MINIMUM_JAX = (0, 7)
@@ -71,23 +71,27 @@ def register():
 
 
 def _described(name, x):
-    if not _c.takes_dtype(name, x.dtype.name):
+    dtype = "uint8" if x.dtype == np.bool_ else x.dtype.name
+    if not _c.takes_dtype(name, dtype):
         raise TypeError(f"{name}.dtype = {x.dtype.name} but it must be {_c.dtypes_of(name)}")
     if x.ndim > 4:
         raise ValueError(f"{name}.ndim = {x.ndim} but a tensor has at most 4 dimensions")
     strides = [int(np.prod(x.shape[d + 1:])) for d in range(x.ndim)]
     pad = [0] * (4 - x.ndim)
-    return _c.Tensor(None, _c.DTYPES[x.dtype.name], x.ndim, (ctypes.c_int64 * 4)(*x.shape, *pad),
+    return _c.Tensor(None, _c.DTYPES[dtype], x.ndim, (ctypes.c_int64 * 4)(*x.shape, *pad),
                      (ctypes.c_int64 * 4)(*strides, *pad))
 
 
 def check(tensors, options):
     """The library's own validation, when a call is traced: of shapes and dtypes, by the backend that takes most."""
-    out = _shape_of_out(tensors)
-    params = _c.ForwardParams(struct_size=ctypes.sizeof(_c.ForwardParams), backend=_c.BACKENDS["cpu"], window=1,
-                              **options.fields_of("forward"))
-    for name, x in {**tensors, "out": out}.items():
-        setattr(params, name, _described(name, x))
+    out, fields = _shape_of_out(tensors), options.fields_of("forward")
+    params = _c.ForwardParams(struct_size=ctypes.sizeof(_c.ForwardParams), backend=_c.BACKENDS["cpu"], window=1, **fields)
+    described = {name: _described(name, x) for name, x in {**tensors, "out": out}.items()}
+    source = {name: described.pop(name) for name in _jax_mask.SOURCES if name in described}
+    for name, x in described.items():
+        setattr(params, name, x)
+    if source:
+        params.mask = ctypes.pointer(_jax_mask.question(source, tensors["q"], tensors["k"], fields))
     _c.check(_c.lib.flash3_forward_supported(ctypes.byref(params)))
 
 
@@ -114,15 +118,19 @@ def one_vma(tensors):
     return {name: _varying(x, axes) for name, x in tensors.items()}
 
 
-def _fold(x, batch):
-    return x.reshape(batch, *x.shape[2:])
+def _fold(name, x, is_mapped, size, batch):
+    """A tensor of calls under vmap, with the mapped axis in the batch."""
+    if name in _jax_mask.SOURCES:
+        return _jax_mask.folded(x, is_mapped, size, batch)
+    x = x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
+    return x.reshape(size * batch, *x.shape[2:])
 
 
 def _call(target, names, results, attributes):
     """A function of tensors with these names that runs a handler; results: {name: function of the tensors' shapes}.
 
     Under vmap the mapped axis joins the batch, so that one call does all. A sink has no batch, nor have its gradient and some
-    scales of FP8: such calls are made one after the other.
+    scales of FP8: such calls are made one after the other, and so are those of which one could not take the masks without copies.
     """
     @jax.custom_batching.custom_vmap
     def run(*tensors):
@@ -133,16 +141,17 @@ def _call(target, names, results, attributes):
 
     @run.def_vmap
     def rule(size, batched, *tensors):
-        if any(name == "sink" or name.endswith("_scale") for name in names):
+        of_q = names.index("q")
+        batch = tensors[of_q].shape[1 if batched[of_q] else 0]
+        if any(name == "sink" or name.endswith("_scale") or _jax_mask.is_copied(name, x, b, batch)
+               for name, x, b in zip(names, tensors, batched)):
             mapped = [x for x, b in zip(tensors, batched) if b]
 
             def one(mapped):
                 rest = iter(mapped)
                 return run(*(next(rest) if b else x for x, b in zip(tensors, batched)))
             return jax.lax.map(one, mapped), (True,) * len(results)
-        full = [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(tensors, batched)]
-        batch = full[0].shape[1]
-        made = run(*(_fold(x, size * batch) for x in full))
+        made = run(*(_fold(name, x, b, size, batch) for name, x, b in zip(names, tensors, batched)))
         return tuple(x.reshape(size, batch, *x.shape[1:]) for x in made), (True,) * len(results)
 
     def typed(*tensors):  # what a handler makes is typed as varying over no axis

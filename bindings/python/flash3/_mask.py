@@ -41,4 +41,8 @@ def check_mask(mask, rule="a flash3.Mask, as make() of what flash3.masks returns
 def as_c(mask, memory_of):
     """A mask as the C interface has it; memory_of(name, data): (address, bytes)."""
     check_mask(mask)
-    return _fields.Mask(*memory_of("mask.data", mask.data), *mask.fields)
+    made = _fields.Mask(*memory_of("mask.data", mask.data), *mask.fields)
+    for name, given in mask._asdict().items():
+        if name != "data" and getattr(made, name) != given:  # ctypes cuts off what does not fit
+            raise ValueError(f"mask.{name} = {given} but it must be as make() gives it, which fits its field")
+    return made

@@ -29,16 +29,32 @@ def given_options(function, options):
     return given
 
 
+# Why attention over several devices does not take an option, where more can be said.
+NO_MASK = "a mask lists all queries and keys, of which a rank has some; documents go by cu_seqlens of flash3.distributed.plan(), and " \
+          "bands by causal, window and chunk"
+_WHY_LACKING = {"mask": f": {NO_MASK}"}
+
+
+def options_lacking(of, function):
+    """Those of flash3's function `of` that the function has no parameter for."""
+    return frozenset(SIGNATURES[of]) - frozenset(inspect.signature(function).parameters)
+
+
+def without_lacking(of, lacking, options):
+    """options without the lacking ones, which must be their defaults: others raise NotImplementedError, which names them."""
+    for name in given_options(of, {name: x for name, x in options.items() if name in lacking}):
+        raise NotImplementedError(f"{name} is given but {of} over several devices does not take it{_WHY_LACKING.get(name, '')}")
+    return {name: x for name, x in options.items() if name not in lacking}
+
+
 def lacks_options(of):
-    """For a function that takes some of the options of flash3's function `of` alone: others raise NotImplementedError, which names them."""
+    """For a function that takes some of the options of flash3's function `of` alone: others are refused by name."""
     def decorate(function):
-        lacking = frozenset(SIGNATURES[of]) - frozenset(inspect.signature(function).parameters)
+        lacking = options_lacking(of, function)
 
         @functools.wraps(function)
         def checked(*args, **options):
-            for name in given_options(of, {name: x for name, x in options.items() if name in lacking}):
-                raise NotImplementedError(f"{name} is given but {of} over several devices does not take it")
-            return function(*args, **{name: x for name, x in options.items() if name not in lacking})
+            return function(*args, **without_lacking(of, lacking, options))
         return checked
     return decorate
 

@@ -3,7 +3,7 @@
 
 It holds::
 
-    dot_product_attention   jax.nn.dot_product_attention without bias and mask; differentiable, under jit, vmap and shard_map
+    dot_product_attention   jax.nn.dot_product_attention without bias; differentiable, under jit, vmap and shard_map
 """
 import operator
 
@@ -14,17 +14,16 @@ except ImportError as error:
     raise ImportError("flash3.jax needs jax, which is not installed: pip install jax, or jax[cuda13] for GPUs") from error
 import numpy as np
 
-from . import _jax
+from . import _jax, _jax_mask
 from ._options import int64_of, number_of, number_of_word, rotation_seed as seed_of
 
 __all__ = ["dot_product_attention"]
 
 
-def _refuse(bias, mask, implementation):
-    for name, given in (("bias", bias), ("mask", mask)):
-        if given is not None:
-            raise NotImplementedError(f"{name} is given but flash3 takes none; is_causal, local_window_size and lengths are what it "
-                                      "masks by, and jax.nn.dot_product_attention does the rest")
+def _refuse(bias, implementation):
+    if bias is not None:
+        raise NotImplementedError("bias is given but flash3 takes none; give mask where it hides keys, and jax.nn.dot_product_attention "
+                                  "does the rest")
     if implementation not in (None, "flash3"):
         raise ValueError(f"implementation = {implementation!r} but it must be None or 'flash3'")
 
@@ -71,7 +70,7 @@ def _sides(is_causal, local_window_size):
 def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False, query_seq_lengths=None,
                           key_value_seq_lengths=None, local_window_size=None, implementation=None, return_residual=False,
                           softcap=0.0, sink=None, deterministic=False, q_scale=None, k_scale=None, v_scale=None, compute=None,
-                          rotation_seed=0):
+                          rotation_seed=0, q_segment_ids=None, kv_segment_ids=None):
     """jax.nn.dot_product_attention by flash3: softmax(scale * query key^T) value.
 
     query is [batch, seq_q, heads_q, head_dim], key [batch, seq_k, heads_k, head_dim] and value [batch, seq_k, heads_k, head_dim_v], or
@@ -79,16 +78,24 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
 
     is_causal and local_window_size have JAX's meaning: query i sees keys j <= i, and i - left <= j <= i + right. return_residual
     adds the LSE, [batch, seq_q, heads_q] float32, which has gradients. A query that sees no key, or comes after its sequence's
-    length, gets 0 and an LSE of -inf.
+    length, gets 0 and an LSE of -inf, and gradients of 0.
+
+    mask is bool and broadcasts to [batch, heads_q, seq_q, seq_k], with dimensions added in front: True where a query sees a key.
+    q_segment_ids and kv_segment_ids, [batch or 1, seq_q] and [batch or 1, seq_k] int32 or without batch, let a query see the keys of
+    its own segment. With kv_segment_ids None, or the same array, a segment is a run of equal ids: an id that comes again further on is
+    another segment. Of two arrays, a query sees the keys that have its id; these must lie together, or it sees none. Either combines with
+    is_causal and local_window_size; neither does with the other, with lengths or compute, nor on a GPU with FP8. Each call makes its
+    mask on the device, in memory that it gives back: 16 bytes for each block of 128 x 128 pairs, and with `mask` 2 KiB more, for each
+    sequence and head that have a mask of their own.
 
     flash3's own: softcap, sink ([heads_q] float32, one more logit for each head) and deterministic gradients. For FP8, as in
     flash3.attention: q_scale, k_scale and v_scale of float8_e4m3fn tensors, whose result is bfloat16 and has no gradients;
     compute="fp8" and rotation_seed of other tensors, whose gradients are computed in their own dtype.
 
-    bias and mask raise NotImplementedError. Shapes and dtypes are checked when the call is traced; what only the machine or the
+    bias raises NotImplementedError. Shapes and dtypes are checked when the call is traced; what only the machine or the
     lengths can tell comes as XLA's error from the run.
     """
-    _refuse(bias, mask, implementation)
+    _refuse(bias, implementation)
     q, k, v = (_batched(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     batch = q.shape[0]
     left, right = _sides(is_causal, local_window_size)
@@ -98,6 +105,8 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     more = {"sink": sink, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     tensors = {"q": q, "k": k, "v": v, **{name: jnp.asarray(x) for name, x in more.items() if x is not None}}
     tensors.update(_jax.given(seqused_q=seqused_q, seqused_k=seqused_k))
+    lengths = {"query_seq_lengths": seqused_q, "key_value_seq_lengths": seqused_k}
+    tensors.update(_jax_mask.source_of(mask, q_segment_ids, kv_segment_ids, lengths, batch, q.shape[2], q.shape[1], k.shape[1]))
     options = _jax.Options(softmax_scale=_scale(scale), window_left=left, window_right=right, softcap=number_of("softcap", softcap),
                            mask_alignment=number_of_word("mask_alignment", "top_left"), deterministic=bool(deterministic),
                            with_lse=bool(return_residual), compute=number_of_word("compute", compute),

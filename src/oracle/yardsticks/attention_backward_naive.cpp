@@ -3,6 +3,7 @@
 // keeps in the tensors' dtype rounded to it.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "core/convert.hpp"
@@ -62,7 +63,8 @@ void add_scaled(float factor, const float* x, int64_t count, float* to) {
 
 class Backward {
  public:
-  explicit Backward(const BackwardProblem& problem) : p_(problem), mask_(visible_keys(problem)) {
+  Backward(const BackwardProblem& problem, const MaskPairs* pairs)
+      : p_(problem), pairs_(pairs), mask_(visible_keys(problem)) {
     for (auto* rows : {&p_rows_, &ds_rows_, &slope_rows_})
       for (auto& row : *rows) row.resize(problem.seq_k);
   }
@@ -76,6 +78,7 @@ class Backward {
     const int64_t group = p_.queries_per_kv_head();
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       dsink_ = 0;
+      mask_ = visible_keys(p_, pairs_, batch, head);
       for (int64_t begin = 0; begin < p_.seq_q; begin += kRows)
         rows(batch, head, {begin, std::min<int64_t>(begin + kRows, p_.seq_q)}, store);
       store.dsink(batch, head, dsink_);
@@ -104,7 +107,8 @@ class Backward {
 
     for (int64_t j = any.begin; j < any.end; ++j)
       for (int row = 0; row < count; ++row) {
-        if (j < seen_[row].begin || j >= seen_[row].end) continue;  // not even times zero
+        if (j < seen_[row].begin || j >= seen_[row].end) continue;      // not even times zero
+        if (mask_.pairs && !mask_.sees(rows.begin + row, j)) continue;  // nor here
         const float p = p_rows_[row][j], ds = ds_rows_[row][j];
         add_scaled(ds, &k_.rows[j * p_.head_dim], p_.head_dim, dq_[row]);
         add_scaled(ds, q_[row], p_.head_dim, &k_.gradient[j * p_.head_dim]);
@@ -125,6 +129,7 @@ class Backward {
       p[j] = score_of(p[j], p_, [&](float x) { return round(x); });
       slope[j] = softcap_slope(p[j], p_);
     }
+    mask_.for_each_hidden(i, [&](int64_t j) { p[j] = -std::numeric_limits<float>::infinity(); });
     const float sink = sink_of(p_, head);
     const float p_sink = round(sink_weight(sink, softmax(p, seen, sink)));
     for (int64_t j = seen.begin; j < seen.end; ++j) p[j] = round(p[j]), ds[j] = round(ds[j]);
@@ -145,7 +150,8 @@ class Backward {
   float round(float x) const { return p_.dtype != FLASH3_FLOAT32 ? rounded(x, p_.dtype) : x; }
 
   const BackwardProblem& p_;
-  const VisibleKeys mask_;
+  const MaskPairs* const pairs_;
+  VisibleKeys mask_;
   Keys k_, v_;
   float q_[kRows][kMaxHeadDim] = {}, dout_[kRows][kMaxHeadDim] = {}, dq_[kRows][kMaxHeadDim];
   std::vector<float> p_rows_[kRows];      // scores, then probabilities
@@ -156,9 +162,10 @@ class Backward {
 };
 
 template <class Store>
-void for_each_head_of_one_length(const BackwardProblem& p, int num_threads, const Store& store) {
+void for_each_head_of_one_length(const BackwardProblem& p, const MaskPairs* mask, int num_threads,
+                                 const Store& store) {
   for_each_kv_head(p, num_threads, [&] {
-    return [&store, backward = Backward(p)](int64_t b, int64_t h) mutable {
+    return [&store, backward = Backward(p, mask)](int64_t b, int64_t h) mutable {
       backward.head(b, h, store);
     };
   });
@@ -166,8 +173,9 @@ void for_each_head_of_one_length(const BackwardProblem& p, int num_threads, cons
 
 // Every sequence. Rows count from the first one of their sequence.
 template <class Store>
-void for_each_head(const BackwardProblem& p, int num_threads, const Store& store) {
-  if (!p.is_ragged()) return for_each_head_of_one_length(p, num_threads, store);
+void for_each_head(const BackwardProblem& p, const MaskPairs* mask, int num_threads,
+                   const Store& store) {
+  if (!p.is_ragged()) return for_each_head_of_one_length(p, mask, num_threads, store);
   struct OfSequence {
     const Store& store;
     int64_t b;
@@ -177,12 +185,13 @@ void for_each_head(const BackwardProblem& p, int num_threads, const Store& store
     void dsink(int64_t, int64_t h, float x) const { store.dsink(b, h, x); }
   };
   for (int64_t b = 0; b < p.batch; ++b)
-    for_each_head_of_one_length(one_sequence(p, b), num_threads, OfSequence{store, b});
+    for_each_head_of_one_length(one_sequence(p, b), nullptr, num_threads, OfSequence{store, b});
 }
 
 }  // namespace
 
-void attention_backward_naive(const BackwardProblem& p, int num_threads) {
+void attention_backward_naive(const BackwardProblem& p, int num_threads, const MaskPairs* mask) {
+  check_pairs(p, mask);
   struct Store {
     const BackwardProblem& p;
     std::vector<float>& sinks;  // of each (batch, head): summed in one order
@@ -204,7 +213,7 @@ void attention_backward_naive(const BackwardProblem& p, int num_threads) {
     void dsink(int64_t b, int64_t h, float x) const { sinks[b * p.heads_q + h] = x; }
   };
   std::vector<float> sinks(p.batch * p.heads_q);
-  for_each_head(p, num_threads, Store{p, sinks});
+  for_each_head(p, mask, num_threads, Store{p, sinks});
   if (!p.dsink.data) return;
   for (int64_t h = 0; h < p.heads_q; ++h) {
     float sum = 0;

@@ -324,6 +324,7 @@ class MaxLogits {
 
 void naive(const ForwardProblem& p, Precision precision, int num_threads,
            const MaskPairs* mask = nullptr) {
+  check_pairs(p, mask);
   MaxLogits max_logits(p);
   const auto store = [&](int64_t batch, int64_t i, int64_t head, const RowResult<float>& x) {
     const int64_t row = rows_of(p.sequences_q, batch).first + i;

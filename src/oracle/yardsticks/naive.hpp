@@ -29,7 +29,9 @@ void attention_plain_fp8(const ForwardProblem& problem, int num_threads = 0);
 void attention_naive_fp8(ForwardProblem problem, int num_threads = 0);
 
 // Writes dq, dk, dv and dsink. Scores, probabilities and the gradients of both are rounded to the
-// problem's dtype; delta is the row sum of dout ∘ out with out as given; sums are float32.
-void attention_backward_naive(const BackwardProblem& problem, int num_threads = 0);
+// problem's dtype; delta is the row sum of dout ∘ out with out as given; sums are float32. mask: as
+// attention_ref() takes it.
+void attention_backward_naive(const BackwardProblem& problem, int num_threads = 0,
+                              const MaskPairs* mask = nullptr);
 
 }  // namespace flash3

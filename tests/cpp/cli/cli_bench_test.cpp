@@ -31,6 +31,17 @@ TEST_F(Cli, BenchWritesTablesAndFiles) {
   EXPECT_EQ(lines, 3);
 }
 
+// The plain implementation refuses a mask without its pairs.
+TEST_F(Cli, BenchTimesThePlainImplementationOfAMask) {
+  const Outcome o =
+      flash3("bench --backend cpu --samples 2 --sample-ms 0 --naive --json " + path("r.json") +
+             " --case fp32/b1/q140/k150/h2/d8/full/mask:dense"
+             " --case fp32/b1/q140/k150/h2/d8/causal/mask:ranges2.h/bwd");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  for (const json& r : json::parse(slurp(path("r.json")))["results"])
+    EXPECT_GT(r["speedup_over_naive"], 0) << r["case"];
+}
+
 TEST_F(Cli, BenchOfTheBackwardTellsItsMemory) {
   const Outcome o = flash3(
       "bench --backward --deterministic --backend cpu --samples 2 --sample-ms 0 --naive --json " +

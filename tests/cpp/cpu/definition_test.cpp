@@ -5,12 +5,15 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
+#include "cases/mask.hpp"
 #include "harness.hpp"
 #include "oracle/attention_backward_ref.hpp"
 #include "oracle/visible.hpp"
@@ -47,6 +50,16 @@ TEST(Definition, BothMasksAreTheSame) {
         }
 }
 
+// What the case's mask was made of, where it has one.
+std::optional<flash3_mask_params> source_of(const cases::Case& c,
+                                            const cases::ExtraTensors& extra) {
+  if (!extra.mask) return std::nullopt;
+  return extra.mask->sources.params(c);
+}
+const flash3_mask_params* address_of(const std::optional<flash3_mask_params>& source) {
+  return source ? &*source : nullptr;
+}
+
 class Forward : public testing::TestWithParam<const char*> {};
 
 TEST_P(Forward, OracleIsTheDefinition) {
@@ -54,8 +67,9 @@ TEST_P(Forward, OracleIsTheDefinition) {
   const auto t = cases::make_forward_tensors(c);
   const flash3_forward_params params =
       cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view, t.extra.views());
-  const ReferenceForward oracle = attention_ref(to_problem(params));
-  const DefinedForward definition = define_forward(params);
+  const auto source = source_of(c, t.extra);
+  const ReferenceForward oracle = attention_ref(to_problem(params), 0, t.extra.mask_pairs());
+  const DefinedForward definition = define_forward(params, address_of(source));
   expect_same("out", oracle.out, definition.out);
   expect_same("lse", oracle.lse, definition.lse);
   if (!definition.max_logits.empty())
@@ -94,6 +108,12 @@ INSTANTIATE_TEST_SUITE_P(
                     "fp16/b4/q9/k30/h4x1/d24x40/causal/random/packed/qv/max_logits=heads",
                     "fp32/b5/q40/k60/h4x2/d16/full/random/packed/tree/max_logits=rows",
                     "fp32/b2/q9/k0/h2/d16/full/max_logits=heads",
+                    "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h",
+                    "bf16/b2/q140/k133/h2/d16/causal/mask:ranges2.h/sink",
+                    "fp32/b2/q40/k50/h2/d16/w9:3/mask:documents.b/softcap20",
+                    "fp16/b1/q60/k70/h2/d16/full/chunk7/mask:blocks16x8.h/max_logits=rows",
+                    "e4m3/b2/q40/k133/h4x2/d16/causal/mask:dense/blockscales",
+                    "fp32/b1/q40/k30/h2/d16/causal/mask:band/mask_alignment=1",
                     "e4m3/b2/q140/k300/h4x2/d16/causal/blockscales/max_logits=rows"));
 
 class Backward : public testing::TestWithParam<const char*> {};
@@ -105,8 +125,9 @@ TEST_P(Backward, OracleIsTheDefinition) {
   BackwardProblem problem;
   const Status status = make_backward_problem(&params, Pointers::kRequired, &problem);
   ASSERT_TRUE(status.ok()) << status.message();
-  const ReferenceBackward oracle = attention_backward_ref(problem);
-  const DefinedBackward definition = define_backward(params);
+  const auto source = source_of(c, t.extra);
+  const ReferenceBackward oracle = attention_backward_ref(problem, 0, t.extra.mask_pairs());
+  const DefinedBackward definition = define_backward(params, address_of(source));
   expect_same("dq", oracle.dq, definition.dq);
   expect_same("dk", oracle.dk, definition.dk);
   expect_same("dv", oracle.dv, definition.dv);
@@ -120,7 +141,29 @@ INSTANTIATE_TEST_SUITE_P(Definition, Backward,
                                          "fp32/b1/q30/k41/h2/d16/full/chunk7/bwd",
                                          "fp32/b2/q20/k30/h4x2/d16/causal/softcap20/sink/dlse/bwd",
                                          "fp32/b5/q20/k30/h4x2/d16/causal/random/packed/sink/bwd",
-                                         "fp32/b5/q20/k30/h2/d16/w3:9/random/used/dlse/bwd"));
+                                         "fp32/b5/q20/k30/h2/d16/w3:9/random/used/dlse/bwd",
+                                         "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h/dlse/bwd",
+                                         "bf16/b2/q40/k50/h2/d16/causal/mask:ranges2.h/sink/bwd",
+                                         "fp32/b2/q40/k50/h2/d16/full/softcap20/mask:documents/bwd",
+                                         "fp16/b1/q60/k70/h4x2/d16/full/mask:blocks16x8.h/bwd"));
+
+// Neither takes a mask for none, nor a source for a mask.
+TEST(Definition, AMaskGoesWithItsSource) {
+  const cases::Case c = parsed("fp32/b1/q9/k12/h2/d16/full/mask:dense");
+  const auto t = cases::make_forward_tensors(c);
+  flash3_forward_params params =
+      cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view, t.extra.views());
+  const auto source = source_of(c, t.extra);
+  EXPECT_THROW(define_forward(params), std::invalid_argument);
+  EXPECT_NO_THROW(define_forward(params, address_of(source)));
+  params.mask = nullptr;
+  EXPECT_THROW(define_forward(params, address_of(source)), std::invalid_argument);
+
+  const cases::Case b = parsed("fp32/b1/q9/k12/h2/d16/full/mask:dense/bwd");
+  const auto tensors = cases::make_backward_tensors(b);
+  EXPECT_THROW(define_backward(cases::make_backward_params(b, tensors.views())),
+               std::invalid_argument);
+}
 
 }  // namespace
 }  // namespace flash3::test

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention() over tokens that are dealt to ranks, and explain()."""
+import inspect
+
 import torch
 
-from .._options import computes_fp8, lacks_options, number_of, rotation_seed as seed_of, scale_or_default, window_sides
+from .._options import (computes_fp8, lacks_options, number_of, options_lacking, refuse_unknown, rotation_seed as seed_of, scale_or_default,
+                        window_sides, without_lacking)
 from .._arguments import signed
 from .._torch import autocast
 from . import _cost
@@ -42,7 +45,7 @@ def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, 
 
     Raises:
         ValueError: ranks make different calls, or a rule is broken; on all ranks, where shapes, dtypes and options are concerned.
-        NotImplementedError: what the backend cannot do.
+        NotImplementedError: what the backend cannot do, and options of flash3.attention that are not here, as mask.
         RuntimeError: an exchange failed, since another rank has ended or is late.
     """
     packed = q.dim() == 3
@@ -128,10 +131,15 @@ def _copies(group, device):
     return "of the other ranks' memory" if isinstance(found, Peers) else f"none, but messages: {found}"
 
 
+_OPTIONS, _LACKING = frozenset(inspect.signature(attention).parameters), options_lacking("attention", attention)
+
+
 def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, chunk=0, **options):
     """What attention() with these arguments does on this rank, as lines of "name: value": the method, what it sends, and what the
     cost model says of each method, with its backward where auto goes by both. Sends nothing. Other options of attention() are taken
-    and change nothing here."""
+    and change nothing here; what that does not take is refused as there."""
+    for name in without_lacking("attention", _LACKING, options).keys() - _OPTIONS:
+        refuse_unknown("explain", name)
     _check_form(q, k, v)
     packed = q.dim() == 3
     if packed:

@@ -2,6 +2,7 @@
 """context_parallel: a model as it is, on the tokens that its rank has."""
 import torch
 
+from .._options import NO_MASK
 from .._sdpa import sdpa_override
 from ._attention import attention
 from ._plan import Plan, plan as make_plan
@@ -56,9 +57,10 @@ class context_parallel(sdpa_override):
         self._whole = None
 
     def _sdpa(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        if attn_mask is not None or dropout_p:
-            raise NotImplementedError(f"attn_mask is {'not ' * (attn_mask is not None)}None and dropout_p = {dropout_p} but "
-                                      "context_parallel takes neither a mask nor dropout; is_causal is one that it does")
+        if attn_mask is not None:
+            raise NotImplementedError(f"attn_mask is not None but context_parallel does not take it: {NO_MASK}")
+        if dropout_p:
+            raise NotImplementedError(f"dropout_p = {dropout_p} but context_parallel takes no dropout; it must be 0")
         if query.dim() != 4:
             raise NotImplementedError(f"query.ndim = {query.dim()} but context_parallel takes [batch, heads, tokens, dim]")
         if key.shape[1] != query.shape[1] and not enable_gqa:

@@ -39,7 +39,7 @@ struct KeyBits {
 };
 
 // What the queries of one block see of one block of keys.
-struct BlockBits {
+struct SeenBits {
   KeyBits rows[kMaskBlock];
 };
 
@@ -88,10 +88,11 @@ class MaskMaker {
   void for_each_block(const QueryBlock& of, const MaskMemory& made, const What& what) const {
     const Range keys = keys_of(of, made);
     if (keys.empty()) return;
-    BlockBits bits;
+    SeenBits bits;
     for (Index block = keys.begin / kMaskBlock; block < ceil_div(keys.end, Index{kMaskBlock});
          ++block) {
       if (p_.source == MaskSource::kBlocks && !is_listed(of, block)) continue;
+      if (p_.source == MaskSource::kBitBlocks && !has_bits(of, block)) continue;
       find_bits(of, made, block, &bits);
       int range = 0;
       bool any = false;
@@ -179,7 +180,7 @@ class MaskMaker {
 
   // ---- one block ----
 
-  void find_bits(const QueryBlock& of, const MaskMemory& made, Index block, BlockBits* bits) const {
+  void find_bits(const QueryBlock& of, const MaskMemory& made, Index block, SeenBits* bits) const {
     const Index first = block * kMaskBlock;
     *bits = {};
     if (p_.source == MaskSource::kBlocks) {
@@ -194,8 +195,9 @@ class MaskMaker {
     }
     for (Index i = of.queries.begin; i < of.queries.end; ++i) {
       KeyBits& row = bits->rows[i - of.queries.begin];
-      if (p_.source == MaskSource::kDense) {
-        row = in_range(dense_bits(of, i, first), of, made, i, first);
+      if (p_.source == MaskSource::kDense || p_.source == MaskSource::kBits ||
+          p_.source == MaskSource::kBitBlocks) {
+        row = in_range(pair_bits(of, i, first), of, made, i, first);
         continue;
       }
       for (int which = 0; which < p_.shape.ranges; ++which) {
@@ -204,13 +206,40 @@ class MaskMaker {
       }
     }
   }
-  KeyBits dense_bits(const QueryBlock& of, Index i, Index first) const {
+  // Of a source that tells each pair by itself. Keys after the last one may have bits.
+  KeyBits pair_bits(const QueryBlock& of, Index i, Index first) const {
+    if (p_.source == MaskSource::kBitBlocks) return bits_of_block(of, i, first / kMaskBlock);
     const auto* const row = static_cast<const uint8_t*>(p_.tensor.data) + offset(p_.tensor, of) +
                             i * p_.tensor.stride_row;
+    if (p_.source == MaskSource::kBits) {
+      constexpr Index kBytes = kMaskBlock / 8;
+      return bits_of_bytes(row + first / 8, std::min<Index>(p_.tensor.size - first / 8, kBytes));
+    }
     KeyBits bits;
     for (Index j = first; j < std::min<Index>(first + kMaskBlock, p_.shape.seq_k); ++j)
       bits.words[(j - first) / 64] |= uint64_t{row[j] != 0} << (j - first) % 64;
     return bits;
+  }
+  static KeyBits bits_of_bytes(const uint8_t* bytes, Index count) {
+    KeyBits bits;
+    for (Index n = 0; n < count; ++n) bits.words[n / 8] |= uint64_t{bytes[n]} << n % 8 * 8;
+    return bits;
+  }
+
+  // ---- the caller's blocks of bits ----
+
+  bool has_bits(const QueryBlock& of, Index block) const {
+    const int which = int_at(p_.tensor, of, of.block, block);
+    return which == kAllSeen || (which >= 0 && which < p_.block_bits.blocks);
+  }
+  // Of a block that has them.
+  KeyBits bits_of_block(const QueryBlock& of, Index i, Index block) const {
+    const int which = int_at(p_.tensor, of, of.block, block);
+    if (which == kAllSeen) return KeyBits::of(0, kMaskBlock);
+    const BlockBits& bits = p_.block_bits;
+    return bits_of_bytes(static_cast<const uint8_t*>(bits.data) + which * bits.stride_block +
+                             i % kMaskBlock * bits.stride_row,
+                         kMaskBlock / 8);
   }
   // Those that range 0 of the query has too.
   static KeyBits in_range(KeyBits bits, const QueryBlock& of, const MaskMemory& made, Index i,
@@ -221,7 +250,7 @@ class MaskMaker {
     return bits;
   }
 
-  MaskKind kind_of(const QueryBlock& of, const MaskMemory& made, Index block, const BlockBits& bits,
+  MaskKind kind_of(const QueryBlock& of, const MaskMemory& made, Index block, const SeenBits& bits,
                    int* range) const {
     const Index first = block * kMaskBlock, rows = of.queries.size();
     const KeyBits all = KeyBits::of(0, kMaskBlock);  // a block that reaches past the end has fewer
@@ -244,7 +273,7 @@ class MaskMaker {
   const Mask mask_;
 };
 
-void write_words(const BlockBits& bits, unsigned* words) {
+void write_words(const SeenBits& bits, unsigned* words) {
   std::fill_n(words, kMaskWords, 0u);
   for (int row = 0; row < kMaskBlock; ++row)
     for (int key = 0; key < kMaskBlock; ++key)
@@ -325,7 +354,7 @@ Status make_mask(const MaskProblem& p) {
     const QueryBlock of = maker.query_block(list);
     maker.write_ranges(of, memory);
     Places& counts = places[static_cast<size_t>(list)];
-    maker.for_each_block(of, memory, [&](Index, MaskKind kind, int, const BlockBits&) {
+    maker.for_each_block(of, memory, [&](Index, MaskKind kind, int, const SeenBits&) {
       ++counts.blocks, counts.partial += kind == kMaskBits;
     });
   });
@@ -346,7 +375,7 @@ Status make_mask(const MaskProblem& p) {
     Places at = places[static_cast<size_t>(list)];
     const int begin = static_cast<int>(at.blocks);
     maker.for_each_block(
-        of, memory, [&](Index block, MaskKind kind, int range, const BlockBits& bits) {
+        of, memory, [&](Index block, MaskKind kind, int range, const SeenBits& bits) {
           if (kind == kMaskBits) write_words(bits, memory.words_of(static_cast<int>(at.partial)));
           const int data = kind == kMaskBits    ? static_cast<int>(at.partial++)
                            : kind == kMaskRange ? range

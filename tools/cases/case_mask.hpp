@@ -2,7 +2,8 @@
 // The mask of a case as data (flash3/mask.h), as an id names it: "mask:" and a source, and what has
 // one of its own.
 //
-//   mask:band    mask:documents    mask:dense    mask:ranges3    mask:blocks64x128
+//   mask:band    mask:documents    mask:dense    mask:ranges3    mask:blocks64x128    mask:bits
+//   mask:bitblocks    bits of some blocks, and which these are
 //   mask:dense.b    each sequence has its own;   .h: each query head
 #pragma once
 
@@ -13,7 +14,7 @@
 
 namespace flash3::cases {
 
-enum class CaseMaskSource { kNone, kBand, kRanges, kDocuments, kDense, kBlocks };
+enum class CaseMaskSource { kNone, kBand, kRanges, kDocuments, kDense, kBlocks, kBits, kBitBlocks };
 
 struct CaseMask {
   CaseMaskSource source = CaseMaskSource::kNone;

@@ -17,13 +17,13 @@ namespace flash3::cases {
 namespace {
 
 constexpr std::pair<const char*, CaseMaskSource> kSources[] = {
-    {"band", CaseMaskSource::kBand},
-    {"documents", CaseMaskSource::kDocuments},
-    {"dense", CaseMaskSource::kDense},
-    {"ranges", CaseMaskSource::kRanges},
-    {"blocks", CaseMaskSource::kBlocks}};
+    {"band", CaseMaskSource::kBand},          {"documents", CaseMaskSource::kDocuments},
+    {"dense", CaseMaskSource::kDense},        {"ranges", CaseMaskSource::kRanges},
+    {"blocks", CaseMaskSource::kBlocks},      {"bits", CaseMaskSource::kBits},
+    {"bitblocks", CaseMaskSource::kBitBlocks}};
 
-constexpr int64_t kMostBlocks = 6;  // that a row of blocks of a case lists
+constexpr int64_t kMostBlocks = 6;    // that a row of blocks of a case lists
+constexpr int64_t kBlocksOfBits = 5;  // that a case has bits of
 
 // "<rows>x<keys>"
 bool block_sizes(std::string_view text, CaseMask* mask) {
@@ -124,6 +124,26 @@ void fill_blocks(const Case& c, Draw& d, const flash3_tensor& counts,
   }
 }
 
+// Bytes that are seen, hidden, or a bit for each pair, in runs; bits after the last key too.
+void fill_bits(Draw& d, const flash3_tensor& t) {
+  auto* const bytes = static_cast<uint8_t*>(t.data);
+  for (int64_t n = 0, count = count_of(t); n < count;) {
+    const int64_t end = std::min(count, n + 1 + d.below(40)), kind = d.below(5);
+    for (; n < end; ++n)
+      bytes[n] = kind < 2 ? 0 : kind < 4 ? uint8_t{255} : static_cast<uint8_t>(d.bits() & d.bits());
+  }
+}
+
+void fill_bit_blocks(Draw& d, const flash3_tensor& t, int64_t blocks) {
+  auto* const which = static_cast<int32_t*>(t.data);
+  for (int64_t n = 0; n < count_of(t); ++n) switch (d.below(6)) {
+      case 0: which[n] = FLASH3_MASK_ALL_SEEN; break;
+      case 1: which[n] = FLASH3_MASK_ALL_SEEN - 1; break;
+      case 2: which[n] = nonsense(d); break;
+      default: which[n] = static_cast<int32_t>(d.below(blocks + 1));
+    }
+}
+
 void check(flash3_status status, const Case& c) {
   if (status != FLASH3_OK)
     throw std::logic_error("the mask of " + to_id(c) + ": " + flash3_last_error());
@@ -191,22 +211,31 @@ MaskSources make_mask_sources(const Case& c) {
       fill_blocks(c, d, s.block_counts.view, s.block_indices.view);
       break;
     }
+    case CaseMaskSource::kBits:
+      s.bits = contiguous(FLASH3_UINT8, {batch, heads, c.seq_q, ceil_div(c.seq_k, int64_t{8})});
+      fill_bits(d, s.bits.view);
+      break;
+    case CaseMaskSource::kBitBlocks: {
+      constexpr int64_t kBlock = FLASH3_MASK_BLOCK;
+      s.bits = contiguous(FLASH3_UINT8, {kBlocksOfBits, kBlock, kBlock / 8});
+      s.bit_blocks = contiguous(
+          FLASH3_INT32, {batch, heads, ceil_div(c.seq_q, kBlock), ceil_div(c.seq_k, kBlock)});
+      fill_bits(d, s.bits.view);
+      fill_bit_blocks(d, s.bit_blocks.view, kBlocksOfBits);
+      break;
+    }
   }
   return s;
 }
 
-flash3_mask_params MaskSources::params(const Case& c, const flash3_tensor& ranges,
-                                       const flash3_tensor& documents, const flash3_tensor& dense,
-                                       const flash3_tensor& block_counts,
-                                       const flash3_tensor& block_indices) {
+flash3_mask_params MaskSources::params(const Case& c) const {
   flash3_mask_params p{};
   p.struct_size = sizeof p;
   p.batch = c.batch, p.heads_q = c.heads_q, p.seq_q = c.seq_q, p.seq_k = c.seq_k;
   p.causal = c.causal, p.window = c.window;
   p.window_left = c.window_left, p.window_right = c.window_right, p.chunk = c.chunk;
   p.mask_alignment = static_cast<int32_t>(c.added["mask_alignment"]);
-  p.ranges = ranges, p.documents = documents, p.dense = dense;
-  p.block_counts = block_counts, p.block_indices = block_indices;
+  visit([&](const char*, const GuardedTensor& tensor, auto field) { p.*field = tensor.view; });
   p.block_rows = static_cast<int32_t>(c.mask.block_rows);
   p.block_keys = static_cast<int32_t>(c.mask.block_keys);
   return p;

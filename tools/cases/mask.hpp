@@ -12,17 +12,21 @@ namespace flash3::cases {
 // What a mask is made from, a function of the case's seed. Long stretches that are seen or hidden
 // as a whole lie beside others; bounds of ranges and numbers of blocks are now and then nonsense.
 struct MaskSources {
-  GuardedTensor ranges, documents, dense, block_counts, block_indices;
+  GuardedTensor ranges, documents, dense, block_counts, block_indices, bits, bit_blocks;
 
-  // All that the case says, with these tensors, which may be elsewhere by now.
-  static flash3_mask_params params(const Case& c, const flash3_tensor& ranges,
-                                   const flash3_tensor& documents, const flash3_tensor& dense,
-                                   const flash3_tensor& block_counts,
-                                   const flash3_tensor& block_indices);
-  flash3_mask_params params(const Case& c) const {
-    return params(c, ranges.view, documents.view, dense.view, block_counts.view,
-                  block_indices.view);
+  // Calls visit(name, tensor, field) for each, with the field of the params that it is.
+  template <class Visit>
+  void visit(const Visit& visit) const {
+    visit("ranges", ranges, &flash3_mask_params::ranges);
+    visit("documents", documents, &flash3_mask_params::documents);
+    visit("dense", dense, &flash3_mask_params::dense);
+    visit("block_counts", block_counts, &flash3_mask_params::block_counts);
+    visit("block_indices", block_indices, &flash3_mask_params::block_indices);
+    visit("bits", bits, &flash3_mask_params::bits);
+    visit("bit_blocks", bit_blocks, &flash3_mask_params::bit_blocks);
   }
+  // All that the case says, with these tensors.
+  flash3_mask_params params(const Case& c) const;
 };
 MaskSources make_mask_sources(const Case& c);
 

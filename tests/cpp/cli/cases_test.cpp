@@ -144,7 +144,7 @@ TEST(CaseTable, MaskCasesReadBackAndAreMixed) {
   EXPECT_TRUE(c.mask.block_rows == 64 && c.mask.block_keys == 128 && c.causal);
   EXPECT_EQ(parsed(head + "ranges3").mask.ranges, 3);
   for (const char* wrong : {"", "tree", "ranges", "blocks64", "band.b", "documents.h", "dense3",
-                            "dense.b.b", "dense.x"})
+                            "dense.b.b", "dense.x", "bits8", "bitblocks.h.h"})
     EXPECT_NE(error_of(head + wrong).find("an option"), std::string::npos) << wrong;
   std::set<std::string> masks;
   for (const bool backward : {false, true})
@@ -154,7 +154,7 @@ TEST(CaseTable, MaskCasesReadBackAndAreMixed) {
       masks.insert(to_text(of.mask));
     }
   EXPECT_EQ(masks.size(),
-            1u + 2u + 8u * 4u);  // documents have no heads, and a band nothing of its own
+            1u + 2u + 10u * 4u);  // documents have no heads, and a band nothing of its own
 }
 
 TEST(CaseTable, CacheCasesReadBackAndAreMixed) {

@@ -10,7 +10,7 @@ namespace {
 
 // The tensors of a case on the memory that the call runs on.
 struct Uploads {
-  Uploads(Memory& memory, const Case& c, const BackwardTensors& host)
+  Uploads(Memory& memory, const BackwardTensors& host)
       : q(memory, host.q),
         k(memory, host.k),
         v(memory, host.v),
@@ -22,7 +22,7 @@ struct Uploads {
         dk(memory, host.dk),
         dv(memory, host.dv),
         dsink(memory, host.dsink),
-        extra(memory, c, host.extra) {}
+        extra(memory, host.extra) {}
   NamedUploads inputs() const {
     return {{"q", &q},     {"k", &k},       {"v", &v},      {"out", &out},
             {"lse", &lse}, {"dout", &dout}, {"dlse", &dlse}};
@@ -86,7 +86,7 @@ CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& o
   const ReferenceBackward ref = expect(c, host, options);
   result.oracle_seconds = oracle_time.seconds();
 
-  Uploads device(memory, c, host);
+  Uploads device(memory, host);
   if (!call.prepare(make_backward_params(c, device.views()))) return result;
 
   Upload* const outputs[] = {&device.dq, &device.dk, &device.dv, &device.dsink};

@@ -57,7 +57,7 @@ CheckResult run_cache_case(const Case& c, Memory& memory, const RunOptions& opti
 
   Upload q(memory, host.call.q), k(memory, host.call.k), v(memory, host.call.v),
       out(memory, host.call.out), lse(memory, host.call.lse);
-  ExtraUploads extra(memory, c, host.call.extra);
+  ExtraUploads extra(memory, host.call.extra);
   std::vector<Upload> fields;
   std::array<flash3_tensor, kCacheFieldCount> views{};
   NamedUploads inputs = {{"q", &q}};

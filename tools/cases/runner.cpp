@@ -47,7 +47,7 @@ CheckResult run_case(const Case& c, Memory& memory, const RunOptions& options) {
   const ForwardTensors host = make_forward_tensors(c);
   Upload q(memory, host.q), k(memory, host.k), v(memory, host.v), out(memory, host.out),
       lse(memory, host.lse);
-  ExtraUploads extra(memory, c, host.extra);
+  ExtraUploads extra(memory, host.extra);
   if (!call.prepare(
           make_params(c, q.view(), k.view(), v.view(), out.view(), lse.view(), extra.views())))
     return result;

@@ -83,9 +83,10 @@ inline GuardedTensor make_workspace(size_t bytes) {
 // The mask of a case, made where the call runs: from sources there, and between guards.
 class MaskUpload {
  public:
-  MaskUpload(Memory& memory, const Case& c, std::shared_ptr<const HostMask> host)
+  MaskUpload(Memory& memory, std::shared_ptr<const HostMask> host)
       : host_(std::move(host)), bytes_(make_workspace(host_->mask.size)), memory_(memory, bytes_) {
-    flash3_mask_params p = host_->sources.params(c);
+    flash3_mask_params p = host_->params;
+    p.backend = FLASH3_BACKEND_AUTO;
     host_->sources.visit([&](const char* name, const GuardedTensor& tensor, auto field) {
       p.*field = sources_.emplace_back(name, Upload(memory, tensor)).second.view();
     });
@@ -114,13 +115,13 @@ using NamedUploads = std::vector<std::pair<std::string_view, const Upload*>>;
 
 class ExtraUploads {
  public:
-  ExtraUploads(Memory& memory, const Case& c, const ExtraTensors& host) {
+  ExtraUploads(Memory& memory, const ExtraTensors& host) {
     ExtraTensors::visit(
         [&](const ParamField& field, const GuardedTensor& tensor) {
           parts_.push_back({field.name, field.is_written, Upload(memory, tensor)});
         },
         host);
-    if (host.mask) mask_.emplace(memory, c, host.mask);
+    if (host.mask) mask_.emplace(memory, host.mask);
   }
   ExtraViews views() const {
     ExtraViews views;

@@ -52,8 +52,7 @@ void Workbench::prepare_forward(PreparedCase* p) {
   f.v = view_of_v(p->c, f.k, f.v);
   f.out.data = add_buffer(f.out, &p->buffers);
   if (p->c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
-  set_options(p->c, add_extra(p->c, make_extra_tensors(p->c, make_sequences(p->c)), &p->buffers),
-              &f);
+  set_options(p->c, add_extra(make_extra_tensors(p->c, make_sequences(p->c)), &p->buffers), &f);
   f.workspace = add_workspace(p->workspace_bytes, &p->buffers);
   f.workspace_size = p->workspace_bytes;
 }
@@ -84,7 +83,7 @@ void Workbench::prepare_backward(PreparedCase* p) {
   p->kernel = value_of(explanation(b), "kernel");
 }
 
-cases::ExtraViews Workbench::add_extra(const cases::Case& c, const cases::ExtraTensors& host,
+cases::ExtraViews Workbench::add_extra(const cases::ExtraTensors& host,
                                        std::vector<std::shared_ptr<void>>* buffers) {
   cases::ExtraViews views = host.views();
   const auto add = [&](const ParamField&, flash3_tensor& t) {
@@ -96,7 +95,7 @@ cases::ExtraViews Workbench::add_extra(const cases::Case& c, const cases::ExtraT
   };
   cases::ExtraViews::visit(add, views);
   if (host.mask) {
-    const auto made = std::make_shared<cases::MaskUpload>(*memory_, c, host.mask);
+    const auto made = std::make_shared<cases::MaskUpload>(*memory_, host.mask);
     views.mask = &made->mask();
     buffers->push_back(made);
   }

@@ -39,7 +39,7 @@ struct Expected {
 class ListCheck {
  public:
   explicit ListCheck(const cases::HostMask& host)
-      : memory_(memory_of(host.mask)), pairs_(host.pairs) {}
+      : memory_(memory_of(host.mask)), pairs_(host.pairs()) {}
 
   void run() const {
     const MaskShape& s = memory_.shape;
@@ -284,6 +284,8 @@ const std::vector<std::string>& attention_ids() {
       "/b2/q260/k390/h8x1/d256/causal/mask:dense.h/sink",
       "/b1/q513/k640/h2/d64/full/mask:blocks128x128.h",
       "/b2/q260/k390/h4x2/d64/full/mask:bits.b.h",
+      "/b1/q300/k260/h2/d64/full/mask:sinks20x60",
+      "/b2/q300/k400/h2/d64/full/mask:share40of64x64.b.h",
       "/b2/q300/k301/h4x1/d72/causal/mask:bitblocks.h/sink",
       "/b2/q200/k500/h4x1/d40/causal+w100:/mask:blocks64x64.b.h",
       "/b1/q130/k700/h2/d128/full/mask:blocks8x40/softcap20/scale0.5",

@@ -21,7 +21,6 @@ struct KeyBits {
 
   bool any() const { return (words[0] | words[1]) != 0; }
   bool operator==(const KeyBits&) const = default;
-  bool has(int key) const { return (words[key / 64] >> (key % 64) & 1) != 0; }
 
   // Keys [begin, end), inside the block or not.
   void add(Index begin, Index end) {
@@ -273,13 +272,22 @@ class MaskMaker {
   const Mask mask_;
 };
 
+// Bits 0 and 1 of each byte, side by side.
+unsigned pairs_of_bytes(uint64_t word) {
+  word &= 0x0303030303030303;
+  word = (word | word >> 6) & 0x000F000F000F000F;
+  word = (word | word >> 12) & 0x000000FF000000FF;
+  return static_cast<unsigned>((word | word >> 24) & 0xFFFF);
+}
+
+// 16 keys of a row at a time, which lie in one word: 2 of each 8.
 void write_words(const SeenBits& bits, unsigned* words) {
   std::fill_n(words, kMaskWords, 0u);
   for (int row = 0; row < kMaskBlock; ++row)
-    for (int key = 0; key < kMaskBlock; ++key)
-      if (bits.rows[row].has(key)) {
-        const MaskBit at = mask_bit(row, key);
-        words[at.word] |= 1u << at.bit;
+    for (int half = 0; half < kMaskBlock; half += 64)
+      for (int key = 0; key < 8; key += 2) {
+        const MaskBit at = mask_bit(row, half + key);
+        words[at.word] |= pairs_of_bytes(bits.rows[row].words[half / 64] >> key) << at.bit;
       }
 }
 

@@ -56,14 +56,14 @@ struct ByBits {
   __device__ __forceinline__ KeyBits read(const unsigned char* bytes, long long count) const {
     KeyBits bits{};
     if (p.in_vectors && count == kMaskBytes) {
-      const uint4 words = __ldcs(reinterpret_cast<const uint4*>(bytes));
+      const uint4 words = __ldg(reinterpret_cast<const uint4*>(bytes));
       bits.words[0] = words.x, bits.words[1] = words.y;
       bits.words[2] = words.z, bits.words[3] = words.w;
       return bits;
     }
 #pragma unroll
     for (int n = 0; n < kMaskBytes; ++n)
-      if (n < count) bits.words[n / 4] |= unsigned(__ldcs(bytes + n)) << (8 * (n % 4));
+      if (n < count) bits.words[n / 4] |= unsigned(__ldg(bytes + n)) << (8 * (n % 4));
     return bits;
   }
 };

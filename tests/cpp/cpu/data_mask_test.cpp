@@ -197,7 +197,7 @@ std::vector<uint8_t> seen_of(const flash3_mask_params& p) {
 }
 
 // As mask.h says: bit j mod 8 of byte ⌊j / 8⌋, the lowest bit first, and none after the last key.
-TEST(DataMask, BitsComeInTheOrderOfTheHeader) {
+TEST(DataMask, PairsArePackedInTheOrderOfTheHeader) {
   flash3_mask_params p{};
   p.struct_size = sizeof p;
   p.batch = p.heads_q = 1, p.seq_q = 2, p.seq_k = 11, p.backend = FLASH3_BACKEND_CPU;
@@ -208,7 +208,7 @@ TEST(DataMask, BitsComeInTheOrderOfTheHeader) {
 }
 
 // Blocks by their numbers: bits, all, and what is neither; two places may have the same block.
-TEST(DataMask, BitBlocksNameBlocksOfBits) {
+TEST(DataMask, PackedBlocksHaveNumbers) {
   constexpr int64_t kKeys = 5 * kMaskBlock + 3;
   flash3_mask_params p{};
   p.struct_size = sizeof p;

@@ -168,9 +168,10 @@ MaskFacts facts_of(const Case& c, const flash3_mask& m) {
       }
     }
   }
-  const double copies = static_cast<double>(c.batch / std::max<int64_t>(m.batch, 1)) *
-                        static_cast<double>(c.heads_q / std::max<int64_t>(m.heads, 1));
-  facts.pairs *= copies;
+  // Of sequences and heads that share a mask.
+  const int64_t copies =
+      c.batch / std::max<int64_t>(m.batch, 1) * (c.heads_q / std::max<int64_t>(m.heads, 1));
+  facts.pairs *= static_cast<double>(copies);
   return facts;
 }
 

@@ -122,7 +122,7 @@ struct MaskInput {
     } else if (c.source == MaskSource::kBitBlocks) {
       for (int64_t j = 0; j < c.seq_k; ++j) {
         const int which = ints[size_t(place(b, h, i / kMaskBlock) + j / kMaskBlock)];
-        const int64_t at = c.pad + (which * kMaskBlock + i % kMaskBlock) * bit_row();
+        const int64_t at = c.pad + (int64_t{which} * kMaskBlock + i % kMaskBlock) * bit_row();
         own[j] =
             which == kAllSeen || (which >= 0 && which < kBlocksOfBits &&
                                   (bytes[size_t(at + j % kMaskBlock / 8)] >> (j % 8) & 1) != 0);

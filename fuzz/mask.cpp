@@ -323,6 +323,41 @@ void attend(Bytes* bytes, const flash3_mask_params& p, const flash3_mask& mask,
   check_values("dv", backward.dv, gradients.dv, gradients.dv_bound);
 }
 
+// A call takes a mask with the fields that it was made with, and no other.
+void bend(Bytes* bytes, const flash3_mask_params& p, const flash3_mask& mask) {
+  flash3_mask bent = mask;
+  constexpr size_t kFirst = offsetof(flash3_mask, key), kWords = (sizeof bent - kFirst) / 4;
+  for (int64_t n = bytes->between(1, 3); n > 0; --n) {
+    const int64_t value = bytes->odd();
+    const auto word = static_cast<size_t>(bytes->between(0, kWords - 1));
+    std::memcpy(reinterpret_cast<char*>(&bent) + kFirst + 4 * word, &value,
+                word + 1 < kWords && bytes->flag() ? 8 : 4);
+  }
+  // These mean the same.
+  const auto normalised = [](flash3_mask m) {
+    m.window_left = std::max<int64_t>(m.window_left, -1);
+    m.window_right = std::max<int64_t>(m.window_right, -1);
+    m.mask_alignment = m.mask_alignment == FLASH3_ALIGN_TOP_LEFT;
+    return m;
+  };
+  const flash3_mask given = normalised(bent), made = normalised(mask);
+  const bool same = std::memcmp(&given, &made, sizeof given) == 0;
+  Memory memory(bytes, true);
+  const Heads heads{p.heads_q, 8, 8};
+  const Inputs in = draw_inputs(bytes, &memory, p, heads);
+  flash3_forward_params forward{};
+  draw_call(bytes, p, &bent, &forward);
+  forward.q = in.q, forward.k = in.k, forward.v = in.v;
+  forward.out = memory.output(in.dtype, {p.batch, p.seq_q, p.heads_q, heads.dim_v});
+  if (flash3_forward_workspace(&forward, &forward.workspace_size) == FLASH3_OK)
+    forward.workspace = memory.workspace(forward.workspace_size);
+  memory.fill_outputs(0);
+  const flash3_status status = flash3_forward(&forward);
+  check_status(status);
+  FUZZ_CHECK((status == FLASH3_OK) == same, flash3_last_error());
+  if (!same) memory.check_unwritten(0);
+}
+
 // What no call has made may stand in a mask's memory: nothing outside of it is read then.
 void spoil(Bytes* bytes, const flash3_mask& mask) {
   const int64_t words = static_cast<int64_t>(mask.size / 4);
@@ -360,6 +395,8 @@ void make_and_use(Bytes* bytes, Memory* memory, const flash3_mask_params& p) {
   ListCheck(mask, pairs, empty).run();
   if (empty) return attend(bytes, p, mask, nullptr);
   attend(bytes, p, mask, &pairs);
+  // A call without any element reads no mask.
+  if (p.batch * p.heads_q * p.seq_q > 0 && bytes->flag()) bend(bytes, p, mask);
   if (!bytes->flag()) return;
   spoil(bytes, mask);
   attend(bytes, p, mask, nullptr);

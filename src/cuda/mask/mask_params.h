@@ -37,9 +37,9 @@ struct MaskParams {
   MaskMemory memory;
   MaskRule rule;
   SourceTensor source, counts;
-  BitsOfBlocks block_bits;
   long long block_rows, block_keys;  // of the caller's blocks
   bool in_vectors;                   // rows of bytes or bits lie at multiples of 16 bytes
+  BitsOfBlocks block_bits;
 };
 
 // MaskCounts::overflow while the lists are made; in the end it is 0 or 1.

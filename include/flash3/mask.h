@@ -79,16 +79,17 @@ typedef struct flash3_mask_params {
   void* stream;        /**< Hopper: a cudaStream_t of the current device */
   /** @} */
 
-  /** @{ @name Bits: one more source
-   * A bit a pair: [1 or batch, 1 or heads_q, seq_q, ⌈seq_k / 8⌉] uint8. Query i sees key j if bit
+  /** @{ @name Bits
+   * One more source, of which what is said of Sources holds too. */
+  /** A bit a pair: [1 or batch, 1 or heads_q, seq_q, ⌈seq_k / 8⌉] uint8. Query i sees key j if bit
    * j mod 8 of byte ⌊j / 8⌋ of its row is 1; bit 0 has the value 1, bit 7 the value 128. Bits after
    * the last key do not count. */
   flash3_tensor bits;
   /** Given, bits holds some blocks alone, and this says which: [1 or batch, 1 or heads_q,
    * ⌈seq_q / FLASH3_MASK_BLOCK⌉, ⌈seq_k / FLASH3_MASK_BLOCK⌉] int32. bits is then [blocks,
-   * FLASH3_MASK_BLOCK, FLASH3_MASK_BLOCK / 8], for each block its queries and their keys. A number
-   * of 0 or more is a block of bits, FLASH3_MASK_ALL_SEEN says that all pairs are seen, and any
-   * number that is neither, or no block of bits, that none is. Places may share a block of bits. */
+   * FLASH3_MASK_BLOCK, FLASH3_MASK_BLOCK / 8]: for each block its queries, and the bits of their
+   * keys. A number from 0 to blocks − 1 is that block, FLASH3_MASK_ALL_SEEN says that all pairs
+   * are seen, and any other that none is. Places may share a block of bits. */
   flash3_tensor bit_blocks;
   /** @} */
 } flash3_mask_params;

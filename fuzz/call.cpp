@@ -10,6 +10,19 @@ namespace {
 
 constexpr int kPadding = 3;  // elements before a tensor, and behind a dimension of it
 
+// Calls what(offset) for each element in order.
+template <class What>
+void for_each_element(const flash3_tensor& t, const What& what) {
+  int64_t sizes[4] = {1, 1, 1, 1}, strides[4] = {};
+  for (int d = 0; d < t.ndim; ++d)
+    sizes[d] = t.shape[d], strides[d] = t.shape[d] > 1 ? t.stride[d] : 0;
+  for (int64_t a = 0; a < sizes[0]; ++a)
+    for (int64_t b = 0; b < sizes[1]; ++b)
+      for (int64_t c = 0; c < sizes[2]; ++c)
+        for (int64_t d = 0; d < sizes[3]; ++d)
+          what(a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3]);
+}
+
 }  // namespace
 
 void check_status(flash3_status status) {
@@ -87,24 +100,35 @@ Memory::Block* Memory::place(flash3_dtype dtype, const Shape& shape, bool output
 }
 
 void Memory::mark(const flash3_tensor& t, Block* block) {
-  int64_t sizes[4] = {1, 1, 1, 1}, strides[4] = {};
-  for (int d = 0; d < t.ndim; ++d)
-    sizes[d] = t.shape[d], strides[d] = t.shape[d] > 1 ? t.stride[d] : 0;
   const int64_t element = dtype_size(t.dtype);
   const auto first =
       block->may_change.begin() + (static_cast<unsigned char*>(t.data) - block->memory.get());
-  for (int64_t a = 0; a < sizes[0]; ++a)
-    for (int64_t b = 0; b < sizes[1]; ++b)
-      for (int64_t c = 0; c < sizes[2]; ++c)
-        for (int64_t d = 0; d < sizes[3]; ++d)
-          std::fill_n(
-              first + (a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3]) * element,
-              element, true);
+  for_each_element(t, [&](int64_t at) { std::fill_n(first + at * element, element, true); });
 }
 
 flash3_tensor Memory::input(flash3_dtype dtype, const Shape& shape) {
   flash3_tensor t;
   if (Block* block = place(dtype, shape, false, &inputs_, &t)) fill_input(block, dtype);
+  return t;
+}
+
+flash3_tensor Memory::input(flash3_dtype dtype, const Shape& shape, bool distinct,
+                            const std::function<double()>& value) {
+  flash3_tensor t;
+  Block* const block = place(dtype, shape, distinct, &inputs_, &t);
+  if (!block) return t;
+  std::memset(block->memory.get(), 0xFF, block->size);
+  const auto store = [&](int64_t at) {
+    const double x = value();
+    if (dtype == FLASH3_INT32)
+      static_cast<int32_t*>(t.data)[at] = static_cast<int32_t>(x);
+    else if (dtype == FLASH3_UINT8)
+      static_cast<uint8_t*>(t.data)[at] = static_cast<uint8_t>(x);
+    else
+      store_float(t.data, dtype, at, static_cast<float>(x));
+  };
+  for_each_element(t, store);
+  block->given.assign(block->memory.get(), block->memory.get() + block->size);
   return t;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -27,6 +28,10 @@ class Memory {
 
   // A tensor with gaps, in any order of dimensions; an input may be broadcast.
   flash3_tensor input(flash3_dtype dtype, const Shape& shape);
+  // The same, which holds value() for each element, one after the other. distinct: it is not
+  // broadcast.
+  flash3_tensor input(flash3_dtype dtype, const Shape& shape, bool distinct,
+                      const std::function<double()>& value);
   flash3_tensor output(flash3_dtype dtype, const Shape& shape);
   // One that a call reads and writes: before each it holds the same values, and afterwards others
   // only where they are allowed. Its rows may share memory, which no call may take.
@@ -131,21 +136,27 @@ void draw_sequences(Bytes* bytes, Memory* memory, Sizes* sizes, Params* p) {
 }
 
 // Flags and numbers: plain ones, and any.
+inline int64_t draw_number(Bytes* bytes) {
+  return bytes->rarely() ? bytes->odd() : bytes->between(-1, 40);
+}
 template <class Params>
-void draw_options(Bytes* bytes, Params* p) {
-  const auto number = [&] { return bytes->rarely() ? bytes->odd() : bytes->between(-1, 40); };
-  const auto real = [&] {
-    return bytes->rarely() ? bytes->raw<float>() : static_cast<float>(bytes->byte()) / 64.f;
-  };
+void draw_window(Bytes* bytes, Params* p) {
   const auto flag = [&] {
     return bytes->rarely() ? bytes->raw<int32_t>() : int32_t{bytes->flag()};
   };
-  if (bytes->flag()) p->softmax_scale = real();
   p->causal = flag();
   p->window = flag();
-  if (p->window) p->window_left = number(), p->window_right = number();
+  if (p->window) p->window_left = draw_number(bytes), p->window_right = draw_number(bytes);
+}
+template <class Params>
+void draw_options(Bytes* bytes, Params* p) {
+  const auto real = [&] {
+    return bytes->rarely() ? bytes->raw<float>() : static_cast<float>(bytes->byte()) / 64.f;
+  };
+  if (bytes->flag()) p->softmax_scale = real();
+  draw_window(bytes, p);
   if (bytes->between(0, 3) == 3) p->softcap = real();
-  if (bytes->between(0, 3) == 3) p->chunk = number();
+  if (bytes->between(0, 3) == 3) p->chunk = draw_number(bytes);
 }
 
 template <class Params>
@@ -187,14 +198,27 @@ struct Functions {
 
 void check_status(flash3_status status);
 
-// Asks what can be asked, with the params in a block of as many bytes as struct_size says.
+// A copy of params in a block of as many bytes as struct_size says.
+template <class Params>
+class OwnBlock {
+ public:
+  explicit OwnBlock(const Params& given) {
+    constexpr size_t kMostRead = 4096;  // src/core/params.hpp: kPlausibleParamsSize
+    const size_t size = std::clamp(given.struct_size, sizeof given.struct_size, kMostRead);
+    block_.reset(new unsigned char[size]());
+    std::memcpy(block_.get(), &given, std::min(size, sizeof given));
+  }
+  const Params* get() const { return reinterpret_cast<const Params*>(block_.get()); }
+
+ private:
+  std::unique_ptr<unsigned char[]> block_;
+};
+
+// Asks what can be asked.
 template <class Params>
 flash3_status ask(const Functions<Params>& f, const Params& given, size_t* workspace) {
-  constexpr size_t kMostRead = 4096;  // src/core/params.hpp: kPlausibleParamsSize
-  const size_t size = std::clamp(given.struct_size, sizeof given.struct_size, kMostRead);
-  const std::unique_ptr<unsigned char[]> block(new unsigned char[size]());
-  std::memcpy(block.get(), &given, std::min(size, sizeof given));
-  const auto* params = reinterpret_cast<const Params*>(block.get());
+  const OwnBlock<Params> block(given);
+  const Params* const params = block.get();
 
   const flash3_status status = f.supported(params);
   check_status(status);
@@ -243,9 +267,10 @@ void patch(Bytes* bytes, Params* p) {
   if constexpr (requires { p->mask; }) p->mask = before.mask;
 }
 
-// A call on its memory, twice. whole: no element of an output may be left as it was.
+// A call on its memory, twice; whether it ran. whole: no element of an output may be left as it
+// was.
 template <class Params>
-void call(const Functions<Params>& f, Bytes* bytes, Memory* memory, Params params, bool whole) {
+bool call(const Functions<Params>& f, Bytes* bytes, Memory* memory, Params params, bool whole) {
   constexpr unsigned char kFirst = 0xA5, kSecond = 0x3C;
   constexpr size_t kMostBytes = size_t{1} << 28;
   const flash3_status supported = ask(f, params, &params.workspace_size);
@@ -261,12 +286,16 @@ void call(const Functions<Params>& f, Bytes* bytes, Memory* memory, Params param
     const flash3_status status = f.run(&params);
     check_status(status);
     memory->check_inputs();
-    if (status != FLASH3_OK) return memory->check_unwritten(fill);
+    if (status != FLASH3_OK) {
+      memory->check_unwritten(fill);
+      return false;
+    }
     FUZZ_CHECK(supported == FLASH3_OK && enough && !memory->expects_refusal(),
                "a call runs that should not");
     if (fill == kFirst) memory->keep_outputs();
   }
   memory->check_outputs(kFirst, kSecond, whole);
+  return true;
 }
 
 // What a target does with its input. The first byte says what follows: a struct's own bytes, a

@@ -72,6 +72,17 @@ Point dense(const char* name, int64_t seq, uint64_t random_of_16) {
   return point;
 }
 
+// Of 16 blocks of 128, so many hold random bits; the others are seen or not.
+Point bits(const char* name, int64_t seq, uint64_t random_of_16) {
+  const Point of_bytes = dense(name, seq, random_of_16);
+  Point point{name, of_bytes.problem, {}, std::vector<uint8_t>(size_t(seq * seq / 8))};
+  point.problem.source = MaskSource::kBits;
+  point.problem.tensor.size = point.problem.tensor.stride_row = seq / 8;
+  for (size_t at = 0; at < of_bytes.bytes.size(); ++at)
+    point.bytes[at / 8] |= uint8_t(of_bytes.bytes[at] << at % 8);
+  return point;
+}
+
 Point blocks(const char* name, int64_t seq, int64_t size, int64_t step) {
   Point point{name, problem_of(MaskSource::kBlocks, seq, {}), {}, {}};
   MaskProblem& p = point.problem;
@@ -141,6 +152,8 @@ int run() {
   add(dense("dense 16384, 1 of 8 with bits", 16384, 2));
   add(dense("dense 16384, all with bits", 16384, 16));
   add(dense("dense 16376, all with bits", 16376, 16));
+  add(bits("bits 16384, none with bits", 16384, 0));
+  add(bits("bits 16384, all with bits", 16384, 16));
   add(blocks("blocks of 128, 1 of 4, 65536", 65536, 128, 4));
   add(blocks("blocks of 64, 1 of 4, 65536", 65536, 64, 4));
   if (status.ok()) return 0;

@@ -341,6 +341,8 @@ struct MaskArguments {
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
+  Tensor bits{};
+  Tensor bit_blocks{};
   /// @}
 
   /// The C struct of this call.
@@ -369,6 +371,8 @@ struct MaskArguments {
     p.backend = backend;
     p.num_threads = num_threads;
     p.stream = stream;
+    p.bits = bits;
+    p.bit_blocks = bit_blocks;
     return p;
   }
 };

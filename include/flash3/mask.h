@@ -16,6 +16,9 @@ extern "C" {
 /** Ranges of keys that a query can see in all. */
 #define FLASH3_MASK_MOST_RANGES 8
 
+/** In bit_blocks of flash3_mask_params: a block of which all pairs are seen. */
+#define FLASH3_MASK_ALL_SEEN (-1)
+
 /** What a mask is made from. Zero-initialise it, then set struct_size = sizeof(flash3_mask_params).
  *
  * A query sees a key if the band lets it, as in a call (flash3_forward_params), and the source
@@ -74,6 +77,20 @@ typedef struct flash3_mask_params {
   int32_t backend;     /**< flash3_backend */
   int32_t num_threads; /**< CPU: threads to use; 0: one per core this process may run on */
   void* stream;        /**< Hopper: a cudaStream_t of the current device */
+  /** @} */
+
+  /** @{ @name Bits
+   * One more source, of which what is said of Sources holds too. */
+  /** A bit a pair: [1 or batch, 1 or heads_q, seq_q, ⌈seq_k / 8⌉] uint8. Query i sees key j if bit
+   * j mod 8 of byte ⌊j / 8⌋ of its row is 1; bit 0 has the value 1, bit 7 the value 128. Bits after
+   * the last key do not count. */
+  flash3_tensor bits;
+  /** Given, bits holds some blocks alone, and this says which: [1 or batch, 1 or heads_q,
+   * ⌈seq_q / FLASH3_MASK_BLOCK⌉, ⌈seq_k / FLASH3_MASK_BLOCK⌉] int32. bits is then [blocks,
+   * FLASH3_MASK_BLOCK, FLASH3_MASK_BLOCK / 8]: for each block its queries, and the bits of their
+   * keys. A number from 0 to blocks − 1 is that block, FLASH3_MASK_ALL_SEEN says that all pairs
+   * are seen, and any other that none is. Places may share a block of bits. */
+  flash3_tensor bit_blocks;
   /** @} */
 } flash3_mask_params;
 

@@ -31,6 +31,19 @@ inline Tensor ranges_tensor(const int32_t* bounds, std::array<int64_t, 4> shape)
 inline Tensor dense_mask_tensor(const uint8_t* bytes, std::array<int64_t, 4> shape) {
   return tensor(const_cast<uint8_t*>(bytes), FLASH3_UINT8, shape);
 }
+/// A bit for each pair, [batch, heads, seq_q, ⌈seq_k / 8⌉]: bits.
+inline Tensor mask_bits_tensor(const uint8_t* bytes, std::array<int64_t, 4> shape) {
+  return tensor(const_cast<uint8_t*>(bytes), FLASH3_UINT8, shape);
+}
+/// A bit for each pair of so many blocks: bits, where bit_blocks says which.
+inline Tensor mask_block_bits_tensor(const uint8_t* bytes, int64_t blocks) {
+  return packed_tensor(const_cast<uint8_t*>(bytes), FLASH3_UINT8,
+                       {blocks, FLASH3_MASK_BLOCK, FLASH3_MASK_BLOCK / 8});
+}
+/// Which block of bits, [batch, heads, blocks of queries, blocks of keys]: bit_blocks.
+inline Tensor bit_blocks_tensor(const int32_t* numbers, std::array<int64_t, 4> shape) {
+  return tensor(const_cast<int32_t*>(numbers), FLASH3_INT32, shape);
+}
 /// How many blocks, [batch, heads, blocks of rows]: block_counts.
 inline Tensor block_counts_tensor(const int32_t* counts, std::array<int64_t, 3> shape) {
   return packed_tensor(const_cast<int32_t*>(counts), FLASH3_INT32, shape);

@@ -39,7 +39,7 @@ typedef enum flash3_dtype FLASH3_ENUM_INT32 {
   FLASH3_INT32 = 4,       /**< index tensors alone: cu_seqlens_q, seqused_k … */
   FLASH3_FLOAT8_E4M3 = 5, /**< of a forward's q, k and v, or k and v alone: OCP e4m3fn */
   FLASH3_INT64 = 6,       /**< tree_mask alone */
-  FLASH3_UINT8 = 7        /**< a dense mask's alone: mask.h */
+  FLASH3_UINT8 = 7        /**< dense and bits of a mask alone: mask.h */
 } flash3_dtype;
 
 /** Tokens that share a scale where a scale tensor holds blocks. */

@@ -197,8 +197,10 @@ struct FieldsOf<flash3_mask_params> {
     FLASH3_FIELD(backend, .words = "auto hopper cpu"),
     FLASH3_FIELD(num_threads),
     FLASH3_FIELD(stream, .is_context = true),
+    FLASH3_FIELD(bits, .dtype = FLASH3_UINT8),
+    FLASH3_FIELD(bit_blocks, .dtype = FLASH3_INT32),
   };
-  static constexpr size_t kListed = 23;  // those that calls.py places
+  static constexpr size_t kListed = 25;  // those that calls.py places
 };
 
 }  // namespace flash3

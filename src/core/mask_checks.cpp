@@ -40,7 +40,9 @@ Status find_source(const Params& p, const char** source) {
   *source = nullptr;
   Status status;
   visit_sources(p, [&](const char* name, const flash3_tensor& t) {
-    if (!is_given(t) || !status.ok() || &t == &p.block_indices) return;
+    // The tensor beside a source is none itself.
+    if (&t == &p.block_indices || &t == &p.bit_blocks) return;
+    if (!is_given(t) || !status.ok()) return;
     if (*source)
       status = invalid_argument(
           message(*source, " is given and ", name, " is given; a mask has at most one source"));
@@ -51,6 +53,9 @@ Status find_source(const Params& p, const char** source) {
         is_given(p.block_counts)
             ? "block_counts is given but block_indices is all zero; they belong together"
             : "block_indices is given but block_counts is all zero; they belong together");
+  if (status.ok() && is_given(p.bit_blocks) && !is_given(p.bits))
+    return invalid_argument(
+        "bit_blocks is given but bits is all zero; bits holds the blocks that bit_blocks names");
   return status;
 }
 
@@ -68,11 +73,15 @@ Status check_dimension(const Field& f, int dim, const char* name, int64_t size) 
                                   " = ", size, "; they must be the same"));
 }
 
+Status check_dtype(const Field& f, flash3_dtype dtype) {
+  if (f.tensor.dtype == dtype) return {};
+  return invalid_argument(message(f.name, ".dtype = ", static_cast<int32_t>(f.tensor.dtype),
+                                  " but it must be ", static_cast<int32_t>(dtype), " (",
+                                  dtype_name(dtype), ")"));
+}
+
 Status check_source(const Field& f, flash3_dtype dtype, const Params& p, Pointers pointers) {
-  if (f.tensor.dtype != dtype)
-    return invalid_argument(message(f.name, ".dtype = ", static_cast<int32_t>(f.tensor.dtype),
-                                    " but it must be ", static_cast<int32_t>(dtype), " (",
-                                    dtype_name(dtype), ")"));
+  FLASH3_CHECK(check_dtype(f, dtype));
   FLASH3_CHECK(check_sizes(f));
   FLASH3_CHECK(check_shared(f, 0, "batch", p.batch));
   if (f.ndim > 2) FLASH3_CHECK(check_shared(f, 1, "heads_q", p.heads_q));
@@ -123,6 +132,28 @@ Status check_dense(const Params& p, Pointers pointers) {
   return check_dimension(f, 3, "seq_k", p.seq_k);
 }
 
+Status check_bits(const Params& p, Pointers pointers) {
+  const Field f{"bits", "[1 or batch, 1 or heads_q, seq_q, ceil(seq_k / 8)]", 4, p.bits};
+  FLASH3_CHECK(check_source(f, FLASH3_UINT8, p, pointers));
+  FLASH3_CHECK(check_dimension(f, 2, "seq_q", p.seq_q));
+  return check_dimension(f, 3, "ceil(seq_k / 8)", ceil_div(p.seq_k, int64_t{8}));
+}
+
+Status check_bit_blocks(const Params& p, Pointers pointers) {
+  const Field which{"bit_blocks", "[1 or batch, 1 or heads_q, blocks of queries, blocks of keys]",
+                    4, p.bit_blocks};
+  const Field bits{"bits", "[blocks, 128, 16] beside bit_blocks", 3, p.bits};
+  FLASH3_CHECK(check_source(which, FLASH3_INT32, p, pointers));
+  FLASH3_CHECK(check_dimension(which, 2, "ceil(seq_q / 128)", ceil_div(p.seq_q, kMaskBlock)));
+  FLASH3_CHECK(check_dimension(which, 3, "ceil(seq_k / 128)", ceil_div(p.seq_k, kMaskBlock)));
+  FLASH3_CHECK(check_dtype(bits, FLASH3_UINT8));
+  FLASH3_CHECK(check_sizes(bits));
+  FLASH3_CHECK(check_dimension(bits, 1, "FLASH3_MASK_BLOCK", kMaskBlock));
+  FLASH3_CHECK(check_dimension(bits, 2, "FLASH3_MASK_BLOCK / 8", kMaskBlock / 8));
+  FLASH3_CHECK(check_strides(bits));
+  return check_data(bits, pointers);
+}
+
 MaskTensor mask_tensor(const flash3_tensor& t) {
   const auto stride = [&](int d) { return t.shape[d] > 1 ? t.stride[d] : 0; };
   MaskTensor made{t.data};
@@ -165,6 +196,17 @@ Status take_source(const Params& p, Pointers pointers, MaskProblem* problem) {
     FLASH3_CHECK(check_dense(p, pointers));
     return take(MaskSource::kDense, p.dense);
   }
+  if (is_given(p.bit_blocks)) {
+    FLASH3_CHECK(check_bit_blocks(p, pointers));
+    const int64_t blocks = p.bits.shape[0];
+    problem->block_bits = {p.bits.data, blocks, blocks > 1 ? p.bits.stride[0] : 0,
+                           p.bits.stride[1]};
+    return take(MaskSource::kBitBlocks, p.bit_blocks);
+  }
+  if (is_given(p.bits)) {
+    FLASH3_CHECK(check_bits(p, pointers));
+    return take(MaskSource::kBits, p.bits);
+  }
   FLASH3_CHECK(check_blocks(p, pointers));
   problem->counts = mask_tensor(p.block_counts);
   problem->block_rows = p.block_rows, problem->block_keys = p.block_keys;
@@ -179,7 +221,9 @@ int64_t most_partial_blocks(const Params& p, const MaskProblem& problem) {
     case MaskSource::kBand:
     case MaskSource::kDocuments: return 0;
     case MaskSource::kRanges: return s.ranges > 1 ? s.blocks : 0;
-    case MaskSource::kDense: return s.blocks;
+    case MaskSource::kDense:
+    case MaskSource::kBits:
+    case MaskSource::kBitBlocks: return s.blocks;
     case MaskSource::kBlocks:
       if (is_multiple(p, kMaskBlock)) return 0;
       if (!is_multiple(p, kMaskQuarter) || !mask_rule_of(p).is_none()) return s.blocks;

@@ -23,6 +23,8 @@ void visit_sources(const flash3_mask_params& p, const Visit& visit) {
   visit("dense", p.dense);
   visit("block_counts", p.block_counts);
   visit("block_indices", p.block_indices);
+  visit("bits", p.bits);
+  visit("bit_blocks", p.bit_blocks);
 }
 
 // Whether the fields of a mask are any that flash3_mask_make() sets, whatever the call.

@@ -13,8 +13,9 @@
 namespace flash3 {
 
 static_assert(kMaskBlock == FLASH3_MASK_BLOCK && kMostMaskRanges == FLASH3_MASK_MOST_RANGES);
+inline constexpr int kAllSeen = FLASH3_MASK_ALL_SEEN;  // in bit_blocks
 
-enum class MaskSource { kBand, kRanges, kDocuments, kDense, kBlocks };
+enum class MaskSource { kBand, kRanges, kDocuments, kDense, kBlocks, kBits, kBitBlocks };
 
 // A source's tensor. Strides count elements and are 0 where a dimension of size 1 stands for all,
 // or is not there; the last dimension's is 1.
@@ -26,12 +27,20 @@ struct MaskTensor {
   int64_t size = 0;  // of the last dimension
 };
 
+// Bits of blocks of kMaskBlock queries and keys. Strides count bytes.
+struct BlockBits {
+  const void* data = nullptr;
+  int64_t blocks = 0;
+  int64_t stride_block = 0, stride_row = 0;
+};
+
 struct MaskProblem {
   MaskShape shape;
   MaskRule rule;
   MaskSource source = MaskSource::kBand;
-  MaskTensor tensor;  // ranges, documents, dense or block_indices
-  MaskTensor counts;  // block_counts
+  MaskTensor tensor;     // ranges, documents, dense, block_indices, bits or bit_blocks
+  MaskTensor counts;     // block_counts
+  BlockBits block_bits;  // bits, of kBitBlocks
   int64_t block_rows = 0, block_keys = 0;
 
   flash3_backend backend = FLASH3_BACKEND_AUTO;

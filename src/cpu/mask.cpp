@@ -20,7 +20,6 @@ struct KeyBits {
   uint64_t words[kMaskBlock / 64] = {};
 
   bool operator==(const KeyBits&) const = default;
-  bool has(int key) const { return (words[key / 64] >> (key % 64) & 1) != 0; }
 
   // Keys [begin, end), inside the block or not.
   void add(Index begin, Index end) {
@@ -38,7 +37,7 @@ struct KeyBits {
 };
 
 // What the queries of one block see of one block of keys.
-struct BlockBits {
+struct SeenBits {
   KeyBits rows[kMaskBlock];
 };
 
@@ -87,10 +86,11 @@ class MaskMaker {
   void for_each_block(const QueryBlock& of, const MaskMemory& made, const What& what) const {
     const Range keys = keys_of(of, made);
     if (keys.empty()) return;
-    BlockBits bits;
+    SeenBits bits;
     for (Index block = keys.begin / kMaskBlock; block < ceil_div(keys.end, Index{kMaskBlock});
          ++block) {
       if (p_.source == MaskSource::kBlocks && !is_listed(of, block)) continue;
+      if (p_.source == MaskSource::kBitBlocks && !has_bits(of, block)) continue;
       find_bits(of, made, block, &bits);
       const Quarters quarters = quarters_of(of, bits);
       if (quarters.seen != 0) what(listed_block(of, made, block, bits, quarters), bits);
@@ -174,7 +174,7 @@ class MaskMaker {
 
   // ---- one block ----
 
-  void find_bits(const QueryBlock& of, const MaskMemory& made, Index block, BlockBits* bits) const {
+  void find_bits(const QueryBlock& of, const MaskMemory& made, Index block, SeenBits* bits) const {
     const Index first = block * kMaskBlock;
     *bits = {};
     if (p_.source == MaskSource::kBlocks) {
@@ -189,8 +189,9 @@ class MaskMaker {
     }
     for (Index i = of.queries.begin; i < of.queries.end; ++i) {
       KeyBits& row = bits->rows[i - of.queries.begin];
-      if (p_.source == MaskSource::kDense) {
-        row = in_range(dense_bits(of, i, first), of, made, i, first);
+      if (p_.source == MaskSource::kDense || p_.source == MaskSource::kBits ||
+          p_.source == MaskSource::kBitBlocks) {
+        row = in_range(pair_bits(of, i, first), of, made, i, first);
         continue;
       }
       for (int which = 0; which < p_.shape.ranges; ++which) {
@@ -199,13 +200,40 @@ class MaskMaker {
       }
     }
   }
-  KeyBits dense_bits(const QueryBlock& of, Index i, Index first) const {
+  // Of a source that tells each pair by itself. Keys after the last one may have bits.
+  KeyBits pair_bits(const QueryBlock& of, Index i, Index first) const {
+    if (p_.source == MaskSource::kBitBlocks) return bits_of_block(of, i, first / kMaskBlock);
     const auto* const row = static_cast<const uint8_t*>(p_.tensor.data) + offset(p_.tensor, of) +
                             i * p_.tensor.stride_row;
+    if (p_.source == MaskSource::kBits) {
+      constexpr Index kBytes = kMaskBlock / 8;
+      return bits_of_bytes(row + first / 8, std::min<Index>(p_.tensor.size - first / 8, kBytes));
+    }
     KeyBits bits;
     for (Index j = first; j < std::min<Index>(first + kMaskBlock, p_.shape.seq_k); ++j)
       bits.words[(j - first) / 64] |= uint64_t{row[j] != 0} << (j - first) % 64;
     return bits;
+  }
+  static KeyBits bits_of_bytes(const uint8_t* bytes, Index count) {
+    KeyBits bits;
+    for (Index n = 0; n < count; ++n) bits.words[n / 8] |= uint64_t{bytes[n]} << n % 8 * 8;
+    return bits;
+  }
+
+  // ---- the caller's blocks of bits ----
+
+  bool has_bits(const QueryBlock& of, Index block) const {
+    const int which = int_at(p_.tensor, of, of.block, block);
+    return which == kAllSeen || (which >= 0 && which < p_.block_bits.blocks);
+  }
+  // Of a block that has them.
+  KeyBits bits_of_block(const QueryBlock& of, Index i, Index block) const {
+    const int which = int_at(p_.tensor, of, of.block, block);
+    if (which == kAllSeen) return KeyBits::of(0, kMaskBlock);
+    const BlockBits& bits = p_.block_bits;
+    return bits_of_bytes(static_cast<const uint8_t*>(bits.data) + which * bits.stride_block +
+                             i % kMaskBlock * bits.stride_row,
+                         kMaskBlock / 8);
   }
   // Those that range 0 of the query has too.
   static KeyBits in_range(KeyBits bits, const QueryBlock& of, const MaskMemory& made, Index i,
@@ -221,7 +249,7 @@ class MaskMaker {
   struct Quarters {
     int seen = 0, hidden = 0;
   };
-  static Quarters quarters_of(const QueryBlock& of, const BlockBits& bits) {
+  static Quarters quarters_of(const QueryBlock& of, const SeenBits& bits) {
     Quarters quarters;
     for (Index r = 0; r < of.queries.size(); ++r)
       for (int half = 0; half < 2; ++half) {
@@ -235,7 +263,7 @@ class MaskMaker {
 
   // The block without the place of its bits, if it has any.
   MaskBlock listed_block(const QueryBlock& of, const MaskMemory& made, Index block,
-                         const BlockBits& bits, const Quarters& quarters) const {
+                         const SeenBits& bits, const Quarters& quarters) const {
     const auto listed = [&](MaskKind kind, int data) {
       return MaskBlock::make(static_cast<int>(block), quarters.seen, kind, data);
     };
@@ -257,13 +285,22 @@ class MaskMaker {
   const Mask mask_;
 };
 
-void write_words(const BlockBits& bits, unsigned* words) {
+// Bits 0 and 1 of each byte, side by side.
+unsigned pairs_of_bytes(uint64_t word) {
+  word &= 0x0303030303030303;
+  word = (word | word >> 6) & 0x000F000F000F000F;
+  word = (word | word >> 12) & 0x000000FF000000FF;
+  return static_cast<unsigned>((word | word >> 24) & 0xFFFF);
+}
+
+// 16 keys of a row at a time, which lie in one word: 2 of each 8.
+void write_words(const SeenBits& bits, unsigned* words) {
   std::fill_n(words, kMaskWords, 0u);
   for (int row = 0; row < kMaskBlock; ++row)
-    for (int key = 0; key < kMaskBlock; ++key)
-      if (bits.rows[row].has(key)) {
-        const MaskBit at = mask_bit(row, key);
-        words[at.word] |= 1u << at.bit;
+    for (int half = 0; half < kMaskBlock; half += 64)
+      for (int key = 0; key < 8; key += 2) {
+        const MaskBit at = mask_bit(row, half + key);
+        words[at.word] |= pairs_of_bytes(bits.rows[row].words[half / 64] >> key) << at.bit;
       }
 }
 
@@ -337,7 +374,7 @@ Status make_mask(const MaskProblem& p) {
     const QueryBlock of = maker.query_block(list);
     maker.write_ranges(of, memory);
     Places& counts = places[static_cast<size_t>(list)];
-    maker.for_each_block(of, memory, [&](const MaskBlock& block, const BlockBits&) {
+    maker.for_each_block(of, memory, [&](const MaskBlock& block, const SeenBits&) {
       ++counts.blocks, counts.partial += block.kind() == kMaskBits;
     });
   });
@@ -357,7 +394,7 @@ Status make_mask(const MaskProblem& p) {
     const QueryBlock of = maker.query_block(list);
     Places at = places[static_cast<size_t>(list)];
     const int begin = static_cast<int>(at.blocks);
-    maker.for_each_block(of, memory, [&](const MaskBlock& block, const BlockBits& bits) {
+    maker.for_each_block(of, memory, [&](const MaskBlock& block, const SeenBits& bits) {
       MaskBlock& made = memory.blocks[at.blocks++] = block;
       if (block.kind() != kMaskBits) return;
       made.data = static_cast<int>(at.partial++);

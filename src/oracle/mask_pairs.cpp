@@ -46,15 +46,31 @@ bool in_blocks(const flash3_mask_params& p, int64_t b, int64_t h, int64_t i, int
   return false;
 }
 
+bool in_bits(const flash3_mask_params& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  return (at<uint8_t>(p.bits, b, h, i, j / 8) >> (j % 8) & 1) != 0;
+}
+
+bool in_bit_blocks(const flash3_mask_params& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  constexpr int64_t kBlock = FLASH3_MASK_BLOCK;
+  const int32_t which = at<int32_t>(p.bit_blocks, b, h, i / kBlock, j / kBlock);
+  if (which == FLASH3_MASK_ALL_SEEN) return true;
+  if (which < 0 || which >= p.bits.shape[0]) return false;
+  const auto* const block = static_cast<const uint8_t*>(p.bits.data) + which * p.bits.stride[0];
+  return (block[i % kBlock * p.bits.stride[1] + j % kBlock / 8] >> (j % 8) & 1) != 0;
+}
+
 bool in_source(const flash3_mask_params& p, int64_t b, int64_t h, int64_t i, int64_t j) {
   if (given(p.ranges)) return in_ranges(p, b, h, i, j);
   if (given(p.documents)) return in_document(p, b, i, j);
   if (given(p.dense)) return at<uint8_t>(p.dense, b, h, i, j) != 0;
+  if (given(p.bit_blocks)) return in_bit_blocks(p, b, h, i, j);
+  if (given(p.bits)) return in_bits(p, b, h, i, j);
   return !given(p.block_counts) || in_blocks(p, b, h, i, j);
 }
 
 const flash3_tensor* source_of(const flash3_mask_params& p) {
-  for (const flash3_tensor* t : {&p.ranges, &p.documents, &p.dense, &p.block_counts})
+  for (const flash3_tensor* t :
+       {&p.ranges, &p.documents, &p.dense, &p.block_counts, &p.bit_blocks, &p.bits})
     if (given(*t)) return t;
   return nullptr;
 }

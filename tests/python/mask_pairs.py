@@ -25,4 +25,4 @@ def scattered(b, h, q, k):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Rows are made and read a block at a time."""
-    monkeypatch.setattr(_mask_rows, "_AT_ONCE", 1)
+    monkeypatch.setattr(_mask_rows, "AT_ONCE", 1)

@@ -111,7 +111,8 @@ def test_values(header):
         "AUTO": _fields.WORDS["fp8_sums"]["auto"], "ONE_LEVEL": _fields.WORDS["fp8_sums"]["one"], "TWO_LEVELS": _fields.WORDS["fp8_sums"]["two"]}
     assert without_prefix(header.values("abi_constants"), "abi_constant_FLASH3_") == {
         "FP8_BLOCK": _library.FP8_BLOCK, "WORKSPACE_ALIGNMENT": _library.WORKSPACE_ALIGNMENT,
-        "MASK_BLOCK": _library.MASK_BLOCK, "MASK_MOST_RANGES": _library.MASK_MOST_RANGES}
+        "MASK_BLOCK": _library.MASK_BLOCK, "MASK_MOST_RANGES": _library.MASK_MOST_RANGES,
+        "MASK_ALL_SEEN": _library.MASK_ALL_SEEN}
 
 
 def test_signatures(header):

@@ -7,8 +7,10 @@ import pytest
 import torch
 from mask_pairs import check, pairs, scattered, small_parts  # noqa: F401  a fixture
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, create_mask, or_masks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flash3 import _mask_mods as mods
+from flash3 import masks
 
 
 def causal(b, h, q, k):
@@ -82,7 +84,64 @@ def test_parts(small_parts):
     check(source, create_mask(scattered, 2, 1, 300, 1000, "cpu"))
     # a pair past the end is no reason to keep bits
     corner = mods.from_mask_mod(lambda b, h, q, k: ((q >= 128) & (k >= 128)) | (scattered(b, h, q, k) & (q < 64)), 1, 1, 200, 200, "cpu")
-    assert corner.bits.slots.tolist() == [[[[0, 1], [-2, -1]]]] and len(corner.bits.words) == 3
+    assert corner.bit_blocks.tolist() == [[[[0, 1], [-2, -1]]]] and len(corner.bits) == 3
+
+
+class Made(TorchDispatchMode):
+    """The bytes of the largest memory that an operator returns, and how many elements those of this name give in all."""
+
+    def __init__(self, name=""):
+        super().__init__()
+        self.name, self.largest, self.elements = name, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for x in torch.utils._pytree.tree_leaves(made):
+            if isinstance(x, torch.Tensor):
+                self.largest = max(self.largest, x.untyped_storage().nbytes())
+                self.elements += x.numel() * (function.overloadpacket.__name__ == self.name)
+        return made
+
+
+def test_nothing_of_a_byte_a_pair_is_in_memory(small_parts):
+    """seq x seq bytes would be 16 MiB here; the rows of a block in the integers that the mask_mod computes with are 4."""
+    seq = 4096
+    with Made() as made:
+        source = mods.from_mask_mod(scattered, None, None, seq, seq, "cpu")
+        mask = source.make()
+    assert source.kind == "bits" and masks.needs(mask) == (1024, 1024)
+    assert seq * seq / 8 <= made.largest <= 8 * 128 * seq
+    # Few blocks of many need bits: no memory is in proportion to the pairs at all.
+    few = lambda b, h, q, k: (q - k).abs() <= 100 + 60 * ((q ^ k) % 11 < 3)
+    with Made() as made:
+        source = mods.from_mask_mod(few, None, None, 2 * seq, 2 * seq, "cpu")
+        mask = source.make()
+    assert source.kind == "bits" and len(source.bits) < 64 * 6
+    assert made.largest <= 8 * 128 * 2 * seq
+    assert mask.data.nbytes < 4 * seq * seq / 8 / 4
+
+
+def listed(seq, block_size, fn, sees):
+    """A BlockMask of the blocks [row, column] that sees() says, with this mask_mod."""
+    rows, columns = (-(-seq // size) for size in block_size)
+    lists = [[column for column in range(columns) if sees(row, column)] for row in range(rows)]
+    counts = torch.tensor([len(x) for x in lists], dtype=torch.int32)[None, None]
+    indices = torch.tensor([x + [0] * (columns - len(x)) for x in lists], dtype=torch.int32)[None, None]
+    return BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=block_size, mask_mod=fn, seq_lengths=(seq, seq))
+
+
+@pytest.mark.parametrize("block_size", ((128, 128), (64, 256), (8, 136), (2048, 1024), (1 << 30, 1 << 30)), ids=str)
+def test_a_mask_mod_is_evaluated_in_partial_blocks_alone(small_parts, block_size):
+    """Blocks that are larger than a part of the rows are not evaluated for each part."""
+    seq, sees = 1100, lambda row, column: (row + 2 * column) % 5 == 0
+    block_mask = listed(seq, block_size, lambda b, h, q, k: torch.gcd(q + 1, k + 1) == 1, sees)
+    with Made("gcd") as made:
+        source = mods.from_block_mask(block_mask)
+    check(source, meaning(block_mask, 1, 1))
+    pairs = int(meaning(listed(seq, block_size, lambda b, h, q, k: q >= 0, sees), 1, 1).sum())
+    # Once for the ranges of the rows in the middle, which are too many, and once for bits; units of blocks reach past the ends.
+    assert pairs <= made.elements <= 1.5 * pairs
+    assert made.largest <= 8 * 128 * 1152
 
 
 @pytest.mark.parametrize("sizes", ((0, 5), (5, 0), (1, 1), (129, 1)), ids=str)

@@ -6,6 +6,7 @@ import pathlib
 import re
 import xml.etree.ElementTree
 
+import numpy as np
 import pytest
 import torch
 from mask_pairs import check, pairs, scattered, small_parts  # noqa: F401  a fixture
@@ -155,6 +156,20 @@ def test_dense():
     check(kinds.dense(row), row)
 
 
+def test_bits():
+    mask = torch.rand(2, 3, 5, 19) < 0.5
+    packed = torch.from_numpy(np.packbits(mask.numpy(), axis=-1, bitorder="little"))
+    check(kinds.bits(packed, 19), mask)
+    check(kinds.bits(packed | torch.tensor([0, 0, 0xF8], dtype=torch.uint8), 19), mask)  # bits after the last key
+    check(kinds.bits(packed[0, 0], 19, causal=True), mask[:1, :1] & torch.ones(5, 19, dtype=torch.bool).tril(14))
+    check(kinds.bits(packed[:, :1], 19).sized(5, 19), mask[:, :1])
+    wide = packed.transpose(2, 3).contiguous().transpose(2, 3)
+    check(kinds.bits(wide, 19), mask)
+    assert kinds.bits(wide, 19).bits.stride(3) == 1 and kinds.bits(packed, 19).bits is not None
+    assert kinds.bits(packed[1:], 19).bits.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()  # no copy
+    check(kinds.bits(torch.empty(4, 0, dtype=torch.uint8), 0), torch.empty(1, 1, 4, 0, dtype=torch.bool))
+
+
 def test_dimensions_in_front_may_be_left_out():
     bounds, seen = torch.tensor([[0, 3, 1], [4, 6, 2]]), torch.rand(3, 6) < 0.5
     check(kinds.ranges(bounds, seq_k=6), kinds.ranges(bounds[None, None], seq_k=6).to_dense())
@@ -267,7 +282,8 @@ def sources():
         "documents": kinds.documents(torch.arange(140).view(2, 70) // 9, seq_q=60, causal=True),
         "dense": kinds.dense(torch.rand(1, 3, 60, 70, generator=g) < 0.8, causal=True),
         "blocks": kinds.blocks(torch.rand(2, 1, 4, 3, generator=g) < 0.5, None, 16, 24, seq_q=60, seq_k=70),
-        "bits": mods.from_mask_mod(scattered, None, None, 60, 70, "cpu"),
+        "bit blocks": mods.from_mask_mod(scattered, None, None, 60, 70, "cpu"),
+        "bits": kinds.bits(torch.randint(0, 256, (2, 1, 60, 9), dtype=torch.uint8, generator=g), 70, window=(40, None)),
         "nothing": kinds.ranges(torch.zeros(1, 1, 2, 60).long(), seq_k=70),
     }
 
@@ -313,8 +329,8 @@ def test_arguments_are_those_of_the_library():
         tensors, named = source.arguments()
         assert len(tensors) == names.index("block_indices") == 5 and {*named} <= {*names}
         given = [name for name, x in zip(names[1:], tensors) if x is not None]
-        assert given == {"band": [], "bits": ["dense"], "blocks": ["block_counts", "block_indices"]}.get(source.kind, [source.kind])
-    assert torch.equal(sources()["bits"].arguments()[0][2].bool(), sources()["bits"].to_dense())
+        assert given == {"band": [], "bits": [], "blocks": ["block_counts", "block_indices"]}.get(source.kind, [source.kind])
+        assert ({"bits", "bit_blocks"} <= {*named}) == (source.kind == "bits")
     assert kinds.band(causal=True, window=(3, 5), chunk=9, mask_alignment="top_left").arguments()[1] == \
         {"window_left": 3, "window_right": 0, "chunk": 9, "mask_alignment": 1}
 
@@ -368,7 +384,7 @@ def test_draw(tmp_path):
 def test_draw_in_parts(small_parts):
     source = sources()["many"].sized(60, 70)
     text = source.draw(head=2, block=8)
-    _mask_rows._AT_ONCE = 1 << 25
+    _mask_rows.AT_ONCE = 1 << 25
     assert source.draw(head=2, block=8) == text
 
 
@@ -411,6 +427,10 @@ def test_pictures_of_the_documents():
     (lambda: kinds.blocks(torch.ones(2).long(), torch.ones(2).long()), ValueError, "indices.ndim = 1 but it must be 2 or 3 or 4"),
     (lambda: kinds.dense([[1]]), TypeError, "mask is of list"),
     (lambda: kinds.dense(torch.zeros(3).bool()), ValueError, "mask.ndim = 1 but it must be 2 or 3 or 4"),
+    (lambda: kinds.bits(torch.zeros(3, 3).bool(), 20), TypeError, "packed is of bool but it must be a tensor of uint8"),
+    (lambda: kinds.bits([[1]], 3), TypeError, "packed is of list but it must be a tensor of uint8"),
+    (lambda: kinds.bits(torch.zeros(3, 3, dtype=torch.uint8), 25), ValueError, "packed.shape[-1] = 3 but ceil(seq_k / 8) = 4; they must be the same"),
+    (lambda: kinds.bits(torch.zeros(3, dtype=torch.uint8), 20), ValueError, "packed.ndim = 1 but it must be 2 or 3 or 4"),
     (lambda: kinds.window_with_sinks(-1, 2, 5), ValueError, "window = -1 but it must be from 0"),
     (lambda: kinds.window_with_sinks(1, 2.5, 5), TypeError, "sinks is a float but it must be an integer"),
     (lambda: shapes.neighborhood((4, 4, 4, 4), 3), ValueError, "len(shape) = 4 but it must be 1, 2 or 3"),

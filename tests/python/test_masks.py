@@ -54,9 +54,23 @@ def of_blocks():
     return masks.blocks(counts, indices, 64, 64), seen[:150, :270]
 
 
+def of_bits():
+    bits = torch.randint(0, 256, (2, 1, 150, 34), dtype=torch.uint8)
+    seen = (bits[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten(-2)[..., :270]
+    return masks.bits(bits, 270), seen
+
+
+def of_mask_mod():
+    fn = lambda b, h, i, j: (i * 7 + j * (h + 3)) % 9 < 2
+    heads, queries, keys = torch.arange(4)[:, None, None], torch.arange(150)[:, None], torch.arange(270)
+    source = masks.from_mask_mod(fn, None, 4, 150, 270)
+    assert source.kind == "bits"
+    return source, fn(0, heads, queries, keys)[None]
+
+
 MASKS = {"dense": lambda: of_dense(torch.rand(2, 4, 150, 270) < 0.3), "shared": lambda: of_dense(torch.rand(150, 270) < 0.3),
          "bytes": lambda: of_dense(torch.randint(0, 3, (1, 4, 150, 270), dtype=torch.uint8)), "ranges": of_ranges,
-         "documents": of_documents, "blocks": of_blocks}
+         "documents": of_documents, "blocks": of_blocks, "bits": of_bits, "bit blocks": of_mask_mod}
 
 
 @pytest.mark.parametrize("is_made", (False, True))
@@ -373,5 +387,5 @@ def test_operators():
     largest = torch.empty(4)
     flash3.attention(q, k, v, mask=mask, max_logits=largest)
     assert (largest <= lse.amax((0, 2)) + 1e-6).all() and largest.isfinite().all()
-    with pytest.raises(RuntimeError, match="mask_fields has 2 numbers but it must have the 12 that mask_make gives"):
+    with pytest.raises(RuntimeError, match="mask_fields has 2 numbers but it must have the 13 that mask_make gives"):
         torch.ops.flash3.forward(q, k, v, mask=mask.data, mask_fields=[1, 2])

@@ -277,7 +277,9 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "random, giant, edges, empty, mixed, loguniform, lognormal<tokens>:<draw>, packed, packedq, "
       "packedk, used, usedq, usedk, nomax, front<n>, fill, paged<n>, batchidx, leftpad, append<n>, "
       "packednew, offsets, new<dtype>, kv8, latent, qv, tree, sink, sink16, softcap<x>, chunk<n>, "
-      "mask:band, mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>, onescale, "
+      "mask:band, mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>, mask:bits, "
+      "mask:bitblocks, mask:causal, mask:prefix<n>, mask:sinks<n>x<n>, mask:lognormal<draw>, "
+      "mask:share<percent>of<n>x<n>, mask:coins, onescale, "
       "headscales, blockscales, out<dtype>, fp8, sums1, sums2, quantize, noq, nok, nov, rotate, "
       "rotary, "
       "rotary2, bwd, dlse, "
@@ -361,15 +363,18 @@ int64_t visible_pairs(const Case& c, const CaseSequences* given) {
       sum_over_sequences(c, given, [&](int64_t q, int64_t k) { return pairs_of_one(c, q, k); }));
 }
 
+int64_t products_of_pair(const Case& c) {
+  return c.backward ? 3 * c.head_dim + 2 * c.head_dim_v
+                    : c.head_dim + c.head_dim_v + (c.qv ? c.head_dim_v : 0);
+}
+
 double flops(const Case& c, const CaseSequences* given) {
   const double pairs = sum_over_sequences(c, given, [&](int64_t q, int64_t k) {
     if (c.causal && !c.window && c.chunk == 0 && q == k)
       return static_cast<double>(q) * static_cast<double>(k) / 2;
     return pairs_of_one(c, q, k);
   });
-  const int64_t products = c.backward ? 3 * c.head_dim + 2 * c.head_dim_v
-                                      : c.head_dim + c.head_dim_v + (c.qv ? c.head_dim_v : 0);
-  return 2 * pairs * static_cast<double>(products * c.heads_q);
+  return 2 * pairs * static_cast<double>(products_of_pair(c) * c.heads_q);
 }
 
 // Elements of a key and its value.

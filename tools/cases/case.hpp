@@ -181,8 +181,11 @@ int64_t visible_pairs(const Case& c, const CaseSequences* given = nullptr);
 
 // Floating point operations of the matrix products over the visible pairs: forward 2·pairs·(D + Dv)
 // a head, backward 2·pairs·(3D + 2Dv), which is 2.5 times as many where D = Dv. By the field's
-// convention a causal square counts as half of the full one.
+// convention a causal square counts as half of the full one. Of a mask as data those that its band
+// lets through: mask.hpp counts what the mask does.
 double flops(const Case& c, const CaseSequences* given = nullptr);
+// Multiply-adds of a pair in one head.
+int64_t products_of_pair(const Case& c);
 
 // Bytes of the tokens of q, k, v and out, each moved once, and of lse; backward: of their gradients
 // too. In a cache the rows that count do, with those that the call appends, and k_new and v_new.

@@ -2,8 +2,8 @@
 #include "cases/mask.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <new>
@@ -11,117 +11,72 @@
 
 #include "cases/case_mask.hpp"
 #include "cases/id_text.hpp"
-#include "cases/split_mix.hpp"
+#include "cases/internals.hpp"
 
 namespace flash3::cases {
 namespace {
 
 constexpr std::pair<const char*, CaseMaskSource> kSources[] = {
-    {"band", CaseMaskSource::kBand},
-    {"documents", CaseMaskSource::kDocuments},
-    {"dense", CaseMaskSource::kDense},
-    {"ranges", CaseMaskSource::kRanges},
-    {"blocks", CaseMaskSource::kBlocks}};
+    {"band", CaseMaskSource::kBand},           {"documents", CaseMaskSource::kDocuments},
+    {"dense", CaseMaskSource::kDense},         {"ranges", CaseMaskSource::kRanges},
+    {"blocks", CaseMaskSource::kBlocks},       {"bits", CaseMaskSource::kBits},
+    {"bitblocks", CaseMaskSource::kBitBlocks}, {"causal", CaseMaskSource::kCausal},
+    {"prefix", CaseMaskSource::kPrefix},       {"sinks", CaseMaskSource::kSinks},
+    {"lognormal", CaseMaskSource::kLogNormal}, {"share", CaseMaskSource::kShare},
+    {"coins", CaseMaskSource::kCoins}};
 
-constexpr int64_t kMostBlocks = 6;  // that a row of blocks of a case lists
-
-// "<rows>x<keys>"
-bool block_sizes(std::string_view text, CaseMask* mask) {
+// "<a>x<b>"
+bool two_numbers(std::string_view text, int64_t* a, int64_t* b) {
   const size_t x = text.find('x');
-  return x != std::string_view::npos && number(text.substr(0, x), &mask->block_rows) &&
-         number(text.substr(x + 1), &mask->block_keys);
+  return x != std::string_view::npos && number(text.substr(0, x), a) &&
+         number(text.substr(x + 1), b);
 }
 
-class Draw {
- public:
-  explicit Draw(uint64_t seed) : state_(mix(seed)) {}
-  int64_t below(int64_t n) {
-    return static_cast<int64_t>(next_bits(&state_) %
-                                static_cast<uint64_t>(std::max<int64_t>(n, 1)));
-  }
-  uint64_t bits() { return next_bits(&state_); }
-
- private:
-  uint64_t state_;
-};
-
-GuardedTensor contiguous(flash3_dtype dtype, std::initializer_list<int64_t> shape) {
-  flash3_tensor view{nullptr, dtype, static_cast<int32_t>(shape.size()), {}, {}};
-  std::copy(shape.begin(), shape.end(), view.shape);
-  int64_t stride = 1;
-  for (int d = view.ndim; d-- > 0;) view.stride[d] = stride, stride *= view.shape[d];
-  return guard(view, 0);
-}
-
-int64_t count_of(const flash3_tensor& t) {
-  int64_t count = 1;
-  for (int d = 0; d < t.ndim; ++d) count *= t.shape[d];
-  return count;
-}
-
-int32_t nonsense(Draw& d) {
-  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
-  const int32_t all[] = {-1, -1000, -kMost - 1, kMost, kMost - 1, 1 << 30};
-  return all[d.below(std::size(all))];
-}
-
-// Rows of queries that begin together have the same bounds, but for a step from row to row.
-void fill_ranges(const Case& c, Draw& d, const flash3_tensor& t) {
-  auto* const bounds = static_cast<int32_t*>(t.data);
-  const int64_t columns = t.shape[3], pairs = count_of(t) / std::max<int64_t>(2 * columns, 1);
-  for (int64_t pair = 0; columns > 0 && pair < pairs; ++pair) {
-    int32_t* const begins = bounds + pair * 2 * columns;
-    for (int64_t i = 0; i < columns;) {
-      const int64_t end = std::min(columns, i + 1 + d.below(300));
-      const int64_t a = d.below(c.seq_k + 1), b = d.below(c.seq_k + 1), kind = d.below(10);
-      for (const int64_t first = i; i < end; ++i) {
-        const int64_t step = kind < 4 ? i - first : 0;
-        begins[i] = static_cast<int32_t>(kind == 9 ? a : std::min(a, b) + (kind % 2) * step);
-        begins[columns + i] = static_cast<int32_t>(std::max(a, b) + step);
-        if (kind == 8) begins[i + columns * d.below(2)] = nonsense(d);
-      }
+// What comes after the source's name.
+bool parse_numbers(std::string_view text, CaseMask* mask) {
+  switch (mask->source) {
+    case CaseMaskSource::kRanges: return number(text, &mask->ranges);
+    case CaseMaskSource::kBlocks: return two_numbers(text, &mask->block_rows, &mask->block_keys);
+    case CaseMaskSource::kPrefix:
+    case CaseMaskSource::kLogNormal: return number(text, &mask->n);
+    case CaseMaskSource::kSinks: return two_numbers(text, &mask->n, &mask->newest);
+    case CaseMaskSource::kShare: {
+      const size_t of = text.find("of");
+      return of != std::string_view::npos && number(text.substr(0, of), &mask->n) &&
+             two_numbers(text.substr(of + 2), &mask->block_rows, &mask->block_keys);
     }
+    default: return text.empty();
+  }
+}
+std::string numbers_of(const CaseMask& mask) {
+  const auto text = [](int64_t n) { return std::to_string(n); };
+  switch (mask.source) {
+    case CaseMaskSource::kRanges: return text(mask.ranges);
+    case CaseMaskSource::kBlocks: return text(mask.block_rows) + "x" + text(mask.block_keys);
+    case CaseMaskSource::kPrefix:
+    case CaseMaskSource::kLogNormal: return text(mask.n);
+    case CaseMaskSource::kSinks: return text(mask.n) + "x" + text(mask.newest);
+    case CaseMaskSource::kShare:
+      return text(mask.n) + "of" + text(mask.block_rows) + "x" + text(mask.block_keys);
+    default: return "";
   }
 }
 
-void fill_documents(Draw& d, const flash3_tensor& t) {
-  auto* const numbers = static_cast<int32_t*>(t.data);
-  const int64_t keys = t.shape[1];
-  for (int64_t b = 0; b < t.shape[0]; ++b)
-    for (int64_t j = 0; j < keys;) {
-      const int64_t end = std::min(keys, j + 1 + d.below(1 + keys / (1 + d.below(5))));
-      const int32_t number = d.below(8) == 0 ? nonsense(d) : static_cast<int32_t>(d.below(4));
-      while (j < end) numbers[b * keys + j++] = number;
-    }
-}
-
-// Squares of 64 that are seen, hidden, or a bit for each pair.
-void fill_dense(Draw& d, const flash3_tensor& t) {
-  const int64_t rows = t.shape[2], keys = t.shape[3];
-  auto* bytes = static_cast<uint8_t*>(t.data);
-  for (int64_t pair = 0; pair < t.shape[0] * t.shape[1]; ++pair, bytes += rows * keys)
-    for (int64_t r = 0; r < rows; r += 64)
-      for (int64_t k = 0; k < keys; k += 64) {
-        const int64_t kind = d.below(6);
-        for (int64_t i = r; i < std::min(r + 64, rows); ++i)
-          for (int64_t j = k; j < std::min(k + 64, keys); ++j)
-            bytes[i * keys + j] = kind < 2   ? 0
-                                  : kind < 4 ? static_cast<uint8_t>(1 + d.below(255))
-                                             : static_cast<uint8_t>(d.bits() & d.bits() & 9);
-      }
-}
-
-void fill_blocks(const Case& c, Draw& d, const flash3_tensor& counts,
-                 const flash3_tensor& indices) {
-  const int64_t most = indices.shape[3], blocks = ceil_div(c.seq_k, c.mask.block_keys);
-  auto* const count = static_cast<int32_t*>(counts.data);
-  auto* const index = static_cast<int32_t*>(indices.data);
-  for (int64_t row = 0; row < count_of(counts); ++row) {
-    count[row] = d.below(12) == 0 ? nonsense(d) : static_cast<int32_t>(d.below(most + 1));
-    for (int64_t n = 0; n < most; ++n)
-      index[row * most + n] =
-          d.below(12) == 0 ? nonsense(d) : static_cast<int32_t>(d.below(blocks + 1));
+// Whether heads, and sequences, may have a mask of their own.
+bool may_have_heads(CaseMaskSource source) {
+  switch (source) {
+    case CaseMaskSource::kRanges:
+    case CaseMaskSource::kDense:
+    case CaseMaskSource::kBlocks:
+    case CaseMaskSource::kBits:
+    case CaseMaskSource::kBitBlocks:
+    case CaseMaskSource::kShare:
+    case CaseMaskSource::kCoins: return true;
+    default: return false;
   }
+}
+bool may_have_sequences(CaseMaskSource source) {
+  return source == CaseMaskSource::kDocuments || may_have_heads(source);
 }
 
 void check(flash3_status status, const Case& c) {
@@ -145,12 +100,8 @@ std::optional<CaseMask> parse_mask(std::string_view text) {
   for (const auto& [name, source] : kSources) {
     if (!eat(name, &text)) continue;
     mask.source = source;
-    if (source == CaseMaskSource::kRanges && !number(text, &mask.ranges)) return std::nullopt;
-    if (source == CaseMaskSource::kBlocks && !block_sizes(text, &mask)) return std::nullopt;
-    const bool has_numbers = source == CaseMaskSource::kRanges || source == CaseMaskSource::kBlocks;
-    const bool shared = source == CaseMaskSource::kBand;
-    const bool headless = shared || source == CaseMaskSource::kDocuments;
-    if ((!has_numbers && !text.empty()) || (shared && mask.of_batch) || (headless && mask.of_heads))
+    if (!parse_numbers(text, &mask) || (mask.of_batch && !may_have_sequences(source)) ||
+        (mask.of_heads && !may_have_heads(source)))
       return std::nullopt;
     return mask;
   }
@@ -158,87 +109,156 @@ std::optional<CaseMask> parse_mask(std::string_view text) {
 }
 
 std::string to_text(const CaseMask& mask) {
-  std::string text = name_in(kSources, mask.source);
-  if (mask.source == CaseMaskSource::kRanges) text += std::to_string(mask.ranges);
-  if (mask.source == CaseMaskSource::kBlocks)
-    text += std::to_string(mask.block_rows) + "x" + std::to_string(mask.block_keys);
+  const std::string text = name_in(kSources, mask.source) + numbers_of(mask);
   return text + (mask.of_batch ? ".b" : "") + (mask.of_heads ? ".h" : "");
 }
 
-MaskSources make_mask_sources(const Case& c) {
-  MaskSources s;
-  Draw d(c.seed + 9000);
-  const int64_t batch = c.mask.of_batch ? c.batch : 1, heads = c.mask.of_heads ? c.heads_q : 1;
-  switch (c.mask.source) {
-    case CaseMaskSource::kNone:
-    case CaseMaskSource::kBand: break;
-    case CaseMaskSource::kRanges:
-      s.ranges = contiguous(FLASH3_INT32, {batch, heads, 2 * c.mask.ranges, c.seq_q});
-      fill_ranges(c, d, s.ranges.view);
-      break;
-    case CaseMaskSource::kDocuments:
-      s.documents = contiguous(FLASH3_INT32, {batch, c.seq_k});
-      fill_documents(d, s.documents.view);
-      break;
-    case CaseMaskSource::kDense:
-      s.dense = contiguous(FLASH3_UINT8, {batch, heads, c.seq_q, c.seq_k});
-      fill_dense(d, s.dense.view);
-      break;
-    case CaseMaskSource::kBlocks: {
-      const int64_t rows = ceil_div(c.seq_q, std::max<int64_t>(c.mask.block_rows, 1));
-      s.block_counts = contiguous(FLASH3_INT32, {batch, heads, rows});
-      s.block_indices = contiguous(FLASH3_INT32, {batch, heads, rows, kMostBlocks});
-      fill_blocks(c, d, s.block_counts.view, s.block_indices.view);
-      break;
-    }
-  }
-  return s;
+std::string mask_objection(const Case& c) {
+  if (!c.mask.given()) return "";
+  const flash3_mask_params p = mask_params_without_memory(c);
+  size_t bytes = 0;
+  return flash3_mask_size(&p, &bytes) == FLASH3_OK ? "" : flash3_last_error();
 }
 
-flash3_mask_params MaskSources::params(const Case& c, const flash3_tensor& ranges,
-                                       const flash3_tensor& documents, const flash3_tensor& dense,
-                                       const flash3_tensor& block_counts,
-                                       const flash3_tensor& block_indices) {
-  flash3_mask_params p{};
-  p.struct_size = sizeof p;
-  p.batch = c.batch, p.heads_q = c.heads_q, p.seq_q = c.seq_q, p.seq_k = c.seq_k;
-  p.causal = c.causal, p.window = c.window;
-  p.window_left = c.window_left, p.window_right = c.window_right, p.chunk = c.chunk;
-  p.mask_alignment = static_cast<int32_t>(c.added["mask_alignment"]);
-  p.ranges = ranges, p.documents = documents, p.dense = dense;
-  p.block_counts = block_counts, p.block_indices = block_indices;
-  p.block_rows = static_cast<int32_t>(c.mask.block_rows);
-  p.block_keys = static_cast<int32_t>(c.mask.block_keys);
-  return p;
+const MaskPairs& HostMask::pairs() const {
+  std::call_once(found_, [&] { pairs_ = mask_pairs(params); });
+  return pairs_;
 }
+
+namespace {
+
+void make(const Case& c, HostMask* to) {
+  flash3_mask_params& p = to->params;
+  check(flash3_mask_size(&p, &to->mask.size), c);
+  constexpr size_t kAlignment = FLASH3_WORKSPACE_ALIGNMENT;
+  to->memory = {std::aligned_alloc(kAlignment, round_up(to->mask.size, kAlignment)), std::free};
+  if (!to->memory) throw std::bad_alloc();
+  to->mask.data = to->memory.get();
+  check(flash3_mask_make(&p, &to->mask), c);
+}
+
+// What one counts with the oracle's pairs, from the lists: of all sequences and query heads.
+MaskFacts facts_of(const Case& c, const flash3_mask& m) {
+  const MaskShape shape{m.batch, m.heads, m.seq_q, m.seq_k, m.ranges, m.blocks, m.partial_blocks,
+                        m.granularity};
+  const MaskMemory memory = MaskMemory::of(shape, m.data);
+  MaskFacts facts;
+  facts.all_blocks = shape.all_blocks();
+  for (int64_t list = 0; list < shape.lists(); ++list) {
+    const int64_t pair = list / shape.q_blocks(), first = list % shape.q_blocks() * kMaskBlock;
+    const int64_t rows = std::min<int64_t>(kMaskBlock, shape.seq_q - first);
+    for (int n = 0; n < memory.lists[list].count; ++n) {
+      const MaskBlock& block = memory.blocks[memory.lists[list].begin + n];
+      const int64_t key = int64_t{block.block()} * kMaskBlock;
+      switch (block.kind()) {
+        case kMaskFull: ++facts.full, facts.pairs += static_cast<double>(rows * kMaskBlock); break;
+        case kMaskQuarters:
+          ++facts.quarters;
+          for (int half = 0; half < 2; ++half) {
+            const int64_t own = std::clamp<int64_t>(rows - half * kMaskQuarter, 0, kMaskQuarter);
+            const int seen = block.quarters() & quarters_of_rows(half);
+            facts.pairs += static_cast<double>(own * kMaskQuarter *
+                                               std::popcount(static_cast<unsigned>(seen)));
+          }
+          break;
+        case kMaskRange:
+          ++facts.ranges;
+          for (int64_t i = first; i < first + rows; ++i) {
+            const MaskRange seen =
+                *memory.range(block.data, pair / shape.heads, pair % shape.heads, i);
+            const int64_t begin = std::max<int64_t>(seen.begin, key),
+                          end = std::min<int64_t>(seen.end, key + kMaskBlock);
+            facts.pairs += static_cast<double>(std::max<int64_t>(end - begin, 0));
+          }
+          break;
+        case kMaskBits:
+          ++facts.bits;
+          for (int w = 0; w < kMaskWords; ++w)
+            facts.pairs += std::popcount(memory.words_of(block.data)[w]);
+      }
+    }
+  }
+  // Of sequences and heads that share a mask.
+  const int64_t copies =
+      c.batch / std::max<int64_t>(m.batch, 1) * (c.heads_q / std::max<int64_t>(m.heads, 1));
+  facts.pairs *= static_cast<double>(copies);
+  return facts;
+}
+
+struct Known {
+  flash3_mask question;
+  MaskFacts facts;
+};
+
+// A case of what its mask depends on alone, so that others of the same mask find it.
+Case key_of(const Case& c) {
+  Case key;
+  key.batch = c.batch, key.seq_q = c.seq_q, key.seq_k = c.seq_k;
+  key.heads_q = key.heads_k = c.heads_q;
+  key.causal = c.causal, key.window = c.window, key.chunk = c.chunk;
+  key.window_left = c.window_left, key.window_right = c.window_right;
+  *key.added.find("mask_alignment") = c.added["mask_alignment"];
+  key.mask = c.mask, key.seed = c.seed;
+  return key;
+}
+
+// It lives as long as the program, one for each mask.
+const Known& known(const Case& c) {
+  static std::mutex mutex;
+  static std::map<std::string, Known> all;
+  const std::lock_guard lock(mutex);
+  const std::string key = to_id(key_of(c));
+  if (const auto found = all.find(key); found != all.end()) return found->second;
+  const auto made = make_host_mask(c);
+  Known of{made->mask, facts_of(c, made->mask)};
+  of.question.data = nullptr, of.question.size = 0, of.question.key = 0;
+  return all.emplace(key, of).first->second;
+}
+
+}  // namespace
 
 std::shared_ptr<const HostMask> make_host_mask(const Case& c) {
   if (!c.mask.given()) return nullptr;
-  auto made = std::make_shared<HostMask>();
+  if (const std::string why = mask_objection(c); !why.empty())
+    throw std::logic_error("the mask of " + to_id(c) + ": " + why);
+  const auto made = std::make_shared<HostMask>();
   made->sources = make_mask_sources(c);
-  flash3_mask_params p = made->sources.params(c);
-  p.backend = FLASH3_BACKEND_CPU;
-  check(flash3_mask_size(&p, &made->mask.size), c);
-  constexpr size_t kAlignment = FLASH3_WORKSPACE_ALIGNMENT;
-  made->memory = {std::aligned_alloc(kAlignment, round_up(made->mask.size, kAlignment)), std::free};
-  if (!made->memory) throw std::bad_alloc();
-  made->mask.data = made->memory.get();
-  check(flash3_mask_make(&p, &made->mask), c);
-  made->pairs = mask_pairs(p);
+  made->params = made->sources.params(c);
+  made->params.backend = FLASH3_BACKEND_CPU;
+  if (is_usual(c.mask.source)) {
+    // The room of one that is counted first.
+    made->params.max_blocks = made->params.max_partial_blocks = 1;
+    make(c, made.get());
+    flash3_mask_params& p = made->params;
+    check(flash3_mask_used(&made->mask, nullptr, &p.max_blocks, &p.max_partial_blocks), c);
+    p.max_blocks = std::max<int64_t>(p.max_blocks, 1);
+    p.max_partial_blocks = std::max<int64_t>(p.max_partial_blocks, 1);
+    made->mask = {};
+  }
+  make(c, made.get());
   return made;
 }
 
 const flash3_mask* question_mask(const Case& c) {
-  if (!c.mask.given()) return nullptr;
-  static std::mutex mutex;
-  static std::map<std::string, flash3_mask> masks;
-  const std::lock_guard lock(mutex);
-  const auto [at, is_new] = masks.try_emplace(to_id(c));
-  if (is_new) {
-    at->second = make_host_mask(c)->mask;
-    at->second.data = nullptr, at->second.size = 0, at->second.key = 0;
-  }
-  return &at->second;
+  return c.mask.given() ? &known(c).question : nullptr;
+}
+
+const MaskFacts* mask_facts(const Case& c) { return c.mask.given() ? &known(c).facts : nullptr; }
+
+double seen_pairs(const Case& c) {
+  const MaskFacts* const facts = mask_facts(c);
+  if (!facts) return static_cast<double>(visible_pairs(c));
+  return c.heads_q > 0 ? facts->pairs / static_cast<double>(c.heads_q) : 0;
+}
+
+double seen_share(const Case& c) {
+  const double all = static_cast<double>(c.batch * c.seq_q) * static_cast<double>(c.seq_k);
+  return all > 0 ? seen_pairs(c) / all : 0;
+}
+
+double seen_flops(const Case& c) {
+  const MaskFacts* const facts = mask_facts(c);
+  return facts ? 2 * facts->pairs * static_cast<double>(products_of_pair(c)) : flops(c);
 }
 
 }  // namespace flash3::cases

@@ -19,7 +19,9 @@ constexpr CaseMask kSources[] = {{CaseMaskSource::kBand},
                                  {CaseMaskSource::kBlocks, 0, 128, 128},
                                  {CaseMaskSource::kBlocks, 0, 64, 64},
                                  {CaseMaskSource::kBlocks, 0, 8, 40},
-                                 {CaseMaskSource::kBlocks, 0, 256, 128}};
+                                 {CaseMaskSource::kBlocks, 0, 256, 128},
+                                 {CaseMaskSource::kBits},
+                                 {CaseMaskSource::kBitBlocks}};
 
 struct Band {
   bool causal, window;

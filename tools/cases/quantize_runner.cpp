@@ -103,13 +103,13 @@ Tensors make_tensors(const Case& c, bool filled) {
 
 // The tensors where the call runs.
 struct Uploads {
-  Uploads(Memory& memory, const Case& c, const Tensors& t)
+  Uploads(Memory& memory, const Tensors& t)
       : in{{memory, t.q.in}, {memory, t.k.in}, {memory, t.v.in}},
         out{{memory, t.q.out}, {memory, t.k.out}, {memory, t.v.out}},
         scale{{memory, t.q.scale}, {memory, t.k.scale}, {memory, t.v.scale}},
         cos(memory, t.cos),
         sin(memory, t.sin),
-        extra(memory, c, t.extra) {}
+        extra(memory, t.extra) {}
   NamedUploads inputs() const {
     return {
         {"q", &in[0]}, {"k", &in[1]}, {"v", &in[2]}, {"rotary_cos", &cos}, {"rotary_sin", &sin}};
@@ -221,7 +221,7 @@ CheckResult run_quantize_case(const Case& c, Memory& memory, const RunOptions& o
   Tensors host = make_tensors(c, /*filled=*/true);
   CheckedCall<flash3_quantize_params> call(memory, options, &result);
   if (!call.ask(question(host_params(c, host)))) return result;
-  Uploads uploads(memory, c, host);
+  Uploads uploads(memory, host);
   if (!call.prepare(params_of(c, uploads))) return result;
 
   QuantizeTensors* parts[] = {&host.q, &host.k, &host.v};

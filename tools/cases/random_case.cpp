@@ -326,7 +326,8 @@ void draw_data_mask(Draw& d, Case* c) {
   constexpr int64_t kBlocks[] = {8, 16, 24, 64, 64, 128, 128, 128, 256};
   c->mask.source =
       d.of({CaseMaskSource::kBand, CaseMaskSource::kRanges, CaseMaskSource::kRanges,
-            CaseMaskSource::kDocuments, CaseMaskSource::kDense, CaseMaskSource::kBlocks});
+            CaseMaskSource::kDocuments, CaseMaskSource::kDense, CaseMaskSource::kBlocks,
+            CaseMaskSource::kBits, CaseMaskSource::kBitBlocks});
   if (c->mask.source == CaseMaskSource::kBand) return;
   c->mask.of_batch = d.percent(50);
   if (c->mask.source != CaseMaskSource::kDocuments) c->mask.of_heads = d.percent(50);

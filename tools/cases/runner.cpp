@@ -61,7 +61,7 @@ CheckResult run_cache_case(const Case& c, Memory& memory, const RunOptions& opti
 
   Upload q(memory, host.call.q), k(memory, host.call.k), v(memory, host.call.v),
       out(memory, host.call.out), lse(memory, host.call.lse);
-  ExtraUploads extra(memory, c, host.call.extra);
+  ExtraUploads extra(memory, host.call.extra);
   std::vector<Upload> fields;
   std::array<flash3_tensor, kCacheFieldCount> views{};
   NamedUploads inputs = {{"q", &q}};
@@ -111,7 +111,7 @@ namespace {
 
 // The tensors of a case on the memory that the call runs on.
 struct Uploads {
-  Uploads(Memory& memory, const Case& c, const BackwardTensors& host)
+  Uploads(Memory& memory, const BackwardTensors& host)
       : q(memory, host.q),
         k(memory, host.k),
         v(memory, host.v),
@@ -123,7 +123,7 @@ struct Uploads {
         dk(memory, host.dk),
         dv(memory, host.dv),
         dsink(memory, host.dsink),
-        extra(memory, c, host.extra) {}
+        extra(memory, host.extra) {}
   NamedUploads inputs() const {
     return {{"q", &q},     {"k", &k},       {"v", &v},      {"out", &out},
             {"lse", &lse}, {"dout", &dout}, {"dlse", &dlse}};
@@ -187,7 +187,7 @@ CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& o
   const ReferenceBackward ref = expect(c, host, options);
   result.oracle_seconds = oracle_time.seconds();
 
-  Uploads device(memory, c, host);
+  Uploads device(memory, host);
   if (!call.prepare(make_backward_params(c, device.views()))) return result;
 
   Upload* const outputs[] = {&device.dq, &device.dk, &device.dv, &device.dsink};
@@ -259,7 +259,7 @@ CheckResult run_case(const Case& c, Memory& memory, const RunOptions& options) {
   const ForwardTensors host = make_forward_tensors(c);
   Upload q(memory, host.q), k(memory, host.k), v(memory, host.v), out(memory, host.out),
       lse(memory, host.lse);
-  ExtraUploads extra(memory, c, host.extra);
+  ExtraUploads extra(memory, host.extra);
   if (!call.prepare(
           make_params(c, q.view(), k.view(), v.view(), out.view(), lse.view(), extra.views())))
     return result;

@@ -295,7 +295,7 @@ ExtraTensors clone(const ExtraTensors& tensors) {
   return copies;
 }
 
-const MaskPairs* ExtraTensors::mask_pairs() const { return mask ? &mask->pairs : nullptr; }
+const MaskPairs* ExtraTensors::mask_pairs() const { return mask ? &mask->pairs() : nullptr; }
 
 uint64_t fill_scales(const Case& c, uint64_t first, const flash3_tensor& scales) {
   for_each_row(scales, [&](int64_t row) {

@@ -83,17 +83,13 @@ inline GuardedTensor make_workspace(size_t bytes) {
 // The mask of a case, made where the call runs: from sources there, and between guards.
 class MaskUpload {
  public:
-  MaskUpload(Memory& memory, const Case& c, std::shared_ptr<const HostMask> host)
-      : host_(std::move(host)),
-        ranges_(memory, host_->sources.ranges),
-        documents_(memory, host_->sources.documents),
-        dense_(memory, host_->sources.dense),
-        block_counts_(memory, host_->sources.block_counts),
-        block_indices_(memory, host_->sources.block_indices),
-        bytes_(make_workspace(host_->mask.size)),
-        memory_(memory, bytes_) {
-    flash3_mask_params p = MaskSources::params(c, ranges_.view(), documents_.view(), dense_.view(),
-                                               block_counts_.view(), block_indices_.view());
+  MaskUpload(Memory& memory, std::shared_ptr<const HostMask> host)
+      : host_(std::move(host)), bytes_(make_workspace(host_->mask.size)), memory_(memory, bytes_) {
+    flash3_mask_params p = host_->params;
+    p.backend = FLASH3_BACKEND_AUTO;
+    host_->sources.visit([&](const char* name, const GuardedTensor& tensor, auto field) {
+      p.*field = sources_.emplace_back(name, Upload(memory, tensor)).second.view();
+    });
     p.stream = memory.stream();
     mask_.data = memory_.view().data, mask_.size = host_->mask.size;
     if (flash3_mask_make(&p, &mask_) != FLASH3_OK) throw std::runtime_error(flash3_last_error());
@@ -104,17 +100,11 @@ class MaskUpload {
   }
   const flash3_mask& mask() const { return mask_; }
   bool is_as_made() const { return memory_.is_as_kept(); }
-  std::vector<std::pair<const char*, const Upload*>> sources() const {
-    return {{"ranges", &ranges_},
-            {"documents", &documents_},
-            {"dense", &dense_},
-            {"block_counts", &block_counts_},
-            {"block_indices", &block_indices_}};
-  }
+  const std::vector<std::pair<const char*, Upload>>& sources() const { return sources_; }
 
  private:
   std::shared_ptr<const HostMask> host_;
-  Upload ranges_, documents_, dense_, block_counts_, block_indices_;
+  std::vector<std::pair<const char*, Upload>> sources_;
   GuardedTensor bytes_;
   Upload memory_;
   flash3_mask mask_{};
@@ -125,13 +115,13 @@ using NamedUploads = std::vector<std::pair<std::string_view, const Upload*>>;
 
 class ExtraUploads {
  public:
-  ExtraUploads(Memory& memory, const Case& c, const ExtraTensors& host) {
+  ExtraUploads(Memory& memory, const ExtraTensors& host) {
     ExtraTensors::visit(
         [&](const ParamField& field, const GuardedTensor& tensor) {
           parts_.push_back({field.name, field.is_written, Upload(memory, tensor)});
         },
         host);
-    if (host.mask) mask_.emplace(memory, c, host.mask);
+    if (host.mask) mask_.emplace(memory, host.mask);
   }
   ExtraViews views() const {
     ExtraViews views;
@@ -146,7 +136,7 @@ class ExtraUploads {
     for (const Part& part : parts_)
       if (!part.is_written) inputs.emplace_back(part.name, &part.upload);
     if (mask_)
-      for (const auto& source : mask_->sources()) inputs.push_back(source);
+      for (const auto& [name, upload] : mask_->sources()) inputs.emplace_back(name, &upload);
     return inputs;
   }
   // Those that the call has.

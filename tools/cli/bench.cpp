@@ -94,6 +94,10 @@ std::vector<BenchPoint> points_of(const BenchOptions& options, flash3_backend ba
                        " is a forward one: add --backward");
     c->deterministic |= options.deterministic;
   };
+  // Of a suite that has both, the gradients.
+  const auto is_backward = [](const BenchPoint& p) { return p.c.backward; };
+  if (options.backward && std::ranges::any_of(list, is_backward))
+    std::erase_if(list, [&](const BenchPoint& p) { return !is_backward(p); });
   for (BenchPoint& point : list) {
     set_pass(&point.c);
     if (options.sustained > 0) point.beside.reset();  // each case alone
@@ -250,7 +254,8 @@ BenchTable table_of(const BenchOptions& options, flash3_backend backend,
   table.ceiling = options.ceiling;
   table.sustained = options.sustained > 0;
   for (const auto& [c, beside] : list) {
-    table.keys |= c.window;
+    table.keys |= c.window && !c.mask.given();
+    table.mask |= c.mask.given();
     table.memory |= c.backward;
     table.ragged |= c.is_ragged();
     table.cache |= c.reads_cache();
@@ -279,7 +284,7 @@ int list_points(const BenchOptions& options, const std::vector<BenchPoint>& list
   for (const auto& [c, beside] : list) {
     Json j = work_of(c);
     print("{}: {} sequences, {} tokens, cost/token {:.1f}, {:.3f} GFLOP, {:.3f} MB\n", to_id(c),
-          c.batch, queries(c), cost_per_token(c), 1e-9 * flops(c), 1e-6 * tensor_bytes(c));
+          c.batch, queries(c), cost_per_token(c), 1e-9 * seen_flops(c), 1e-6 * tensor_bytes(c));
     if (beside) {
       j["beside"] = work_of(*beside);
       print("  beside {}\n", to_id(*beside));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cases/mask.hpp"
 #include "cli/format.hpp"
 
 namespace flash3::cli {
@@ -13,6 +14,14 @@ std::string cell(double value, int width, int digits, const char* unit = "") {
   return value > 0
              ? format(" {:>{}.{}f}{}", value, width - int(std::string(unit).size()), digits, unit)
              : format(" {:>{}}", "-", width);
+}
+
+// The share of the pairs that a mask lets through, and its blocks by how their pairs are told.
+std::string mask_cells(const cases::Case& c) {
+  const cases::MaskFacts* const facts = mask_facts(c);
+  if (!facts) return format(" {:>8} {:>17}", "-", "-");
+  return cell(100 * seen_share(c), 8, 2, "%") +
+         format(" {:>17}", format("{}/{}/{}", facts->full, facts->ranges, facts->bits));
 }
 
 // A quote inside is written twice.
@@ -35,7 +44,7 @@ void add_reading(const device::Reading& r, Json* j) {
   (*j)["throttled"] = r.throttled;
 }
 
-double BenchResult::tflops() const { return flops(c) / seconds() * 1e-12; }
+double BenchResult::tflops() const { return seen_flops(c) / seconds() * 1e-12; }
 double BenchResult::gbps() const { return tensor_bytes(c) / seconds() * 1e-9; }
 double BenchResult::percent_of_copy() const { return copy_gbps > 0 ? 100 * gbps() / copy_gbps : 0; }
 double BenchResult::percent_of_peak() const { return peak > 0 ? 1e14 * tflops() / peak : 0; }
@@ -46,13 +55,18 @@ double BenchResult::pj_per_flop() const {
   return reading.samples > 0 && tflops() > 0 && !beside ? reading.mean_watts() / tflops() : 0;
 }
 double BenchResult::keys_per_query() const {
-  return queries(c) > 0 ? double(visible_pairs(c)) / double(queries(c)) : 0;
+  return queries(c) > 0 ? seen_pairs(c) / double(queries(c)) : 0;
 }
 double BenchResult::spread_percent() const {
   return 100 * (timing.p90 - timing.p10) / timing.median;
 }
 double BenchResult::beside_tflops() const {
-  return beside ? flops(*beside) / beside_timing.median * 1e-12 : 0;
+  if (!beside) return 0;
+  // Beside a mask every pair counts, not by the convention that halves a causal square.
+  const double pairs = static_cast<double>(visible_pairs(*beside) * beside->heads_q);
+  const double work =
+      c.mask.given() ? 2 * pairs * static_cast<double>(products_of_pair(*beside)) : flops(*beside);
+  return work / beside_timing.median * 1e-12;
 }
 double BenchResult::beside_gbps() const {
   return beside ? tensor_bytes(*beside) / beside_timing.median * 1e-9 : 0;
@@ -71,6 +85,7 @@ std::string BenchTable::header() const {
   if (cache) line += format(" {:>7}", "% copy");
   if (memory) line += format(" {:>13} {:>10}", "workspace MiB", "scores MiB");
   if (keys) line += format(" {:>10} {:>9}", "keys/query", "us/key");
+  if (mask) line += format(" {:>8} {:>17}", "density", "full/ranges/bits");
   if (ragged) line += format(" {:>9} {:>10}", "sequences", "cost/token");
   if (gpu) line += format(" {:>7} {:>6} {:>7} {:>7}", "% peak", "MHz", "W", "pJ/FLOP");
   if (ceiling) line += format(" {:>9}", "% ceiling");
@@ -83,7 +98,7 @@ std::string BenchTable::header() const {
 std::string BenchTable::row(const BenchResult& r) const {
   std::string line = format("{:<{}}", to_id(r.c), case_width);
   if (r.sustained)
-    line += cell(flops(r.c) / r.sustained->burst.median * 1e-12, 9, 3);
+    line += cell(seen_flops(r.c) / r.sustained->burst.median * 1e-12, 9, 3);
   else
     line +=
         cache ? format(" {:>10.2f}", 1e6 * r.seconds()) : format(" {:>10.4f}", 1e3 * r.seconds());
@@ -97,6 +112,7 @@ std::string BenchTable::row(const BenchResult& r) const {
   if (keys)
     line += cell(r.keys_per_query(), 10, 1) +
             cell(r.keys_per_query() > 0 ? 1e6 * r.seconds() / r.keys_per_query() : 0, 9, 4);
+  if (mask) line += mask_cells(r.c);
   if (ragged) line += format(" {:>9}", r.c.batch) + cell(cost_per_token(r.c), 10, 1);
   if (gpu) {
     const bool read = r.reading.samples > 0;
@@ -145,7 +161,7 @@ Json to_json(const BenchResult& r) {
     j["burst_ms"] = 1e3 * s.burst.median;
     j["burst_samples"] = s.burst.samples;
     j["calls_per_sample"] = s.burst.calls_per_sample;
-    j["burst_tflops"] = flops(r.c) / s.burst.median * 1e-12;
+    j["burst_tflops"] = seen_flops(r.c) / s.burst.median * 1e-12;
     if (r.burst_reading.samples > 0) j["burst_sm_clock_mhz"] = 1e-6 * r.burst_reading.clock_hz;
   } else {
     j["median_ms"] = 1e3 * r.timing.median;
@@ -165,6 +181,12 @@ Json to_json(const BenchResult& r) {
     j["share_of_copy"] = 0.01 * r.percent_of_copy();
   }
   j["keys_per_query"] = r.keys_per_query();
+  if (const cases::MaskFacts* const facts = mask_facts(r.c)) {
+    j["density"] = seen_share(r.c);
+    j["full_blocks"] = facts->full;
+    j["range_blocks"] = facts->ranges;
+    j["bit_blocks"] = facts->bits;
+  }
   if (r.keys_per_query() > 0) j["us_per_key"] = 1e6 * r.seconds() / r.keys_per_query();
   if (r.c.is_ragged()) {
     j["sequences"] = r.c.batch;
@@ -202,7 +224,7 @@ Json work_of(const cases::Case& c) {
   j["sequences"] = c.batch;
   j["tokens"] = queries(c);
   j["cost_per_token"] = cost_per_token(c);
-  j["flops"] = flops(c);
+  j["flops"] = seen_flops(c);
   j["bytes"] = tensor_bytes(c);
   return j;
 }

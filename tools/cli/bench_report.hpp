@@ -58,6 +58,7 @@ struct BenchResult {
 struct BenchTable {
   bool gpu = false, naive = false, ceiling = false, sustained = false;
   bool keys = false;      // time against the keys that a query sees
+  bool mask = false;      // how much a mask as data lets through, and by which blocks
   bool memory = false;    // bytes of workspace, and what the score matrix would have taken
   bool quantize = false;  // time of flash3_quantize
   bool ragged = false;    // how many sequences, and how long

@@ -15,6 +15,7 @@
 #include "build_commit.hpp"
 #include "cases/entry_points.hpp"
 #include "cases/internals.hpp"
+#include "cases/mask.hpp"
 #include "cases/printable.hpp"
 #include "cli/commands.hpp"
 #include "cli/format.hpp"
@@ -161,8 +162,9 @@ cases::Case parse_case(const std::string& text) {
   std::string error;
   const auto c = cases::parse_id(text, &error);
   if (!c) throw UsageError(error);
-  if (error = size_objection(*c); !error.empty())
-    throw UsageError("case " + cases::in_quotes(text, 200) + ": " + error);
+  for (const auto& objection : {size_objection, cases::mask_objection})
+    if (error = objection(*c); !error.empty())
+      throw UsageError("case " + cases::in_quotes(text, 200) + ": " + error);
   return *c;
 }
 

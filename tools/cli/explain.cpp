@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cases/backward_tensors.hpp"
+#include "cases/mask.hpp"
 #include "cases/quantize_runner.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
@@ -22,6 +23,18 @@ std::string explanation_of(const cases::Case& c, flash3_backend backend) {
   return c.backward ? ask(cases::make_backward_question(c)) : ask(cases::make_question(c));
 }
 
+// What the case's mask holds: a line, or nothing.
+std::string mask_line(const cases::Case& c) {
+  const cases::MaskFacts* const facts = mask_facts(c);
+  if (!facts) return "";
+  const int64_t blocks = facts->full + facts->quarters + facts->ranges + facts->bits;
+  return format(
+      "mask blocks: {} of {} are listed: {} full, {} by quarters, {} by ranges, {} by bits; {:.2f} % "
+      "of all pairs are seen\n",
+      blocks, facts->all_blocks, facts->full, facts->quarters, facts->ranges, facts->bits,
+      100 * seen_share(c));
+}
+
 }  // namespace
 
 int explain(const ExplainOptions& options) {
@@ -30,7 +43,7 @@ int explain(const ExplainOptions& options) {
   for (const std::string& id : options.cases) {
     cases::Case c = parse_case(id);
     c.backward |= options.backward;
-    const std::string text = explanation_of(c, backend);
+    const std::string text = explanation_of(c, backend) + mask_line(c);
     if (!options.json) {
       print("{}case: {}\n{}", &id == &options.cases.front() ? "" : "\n", to_id(c), text);
       continue;

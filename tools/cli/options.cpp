@@ -25,8 +25,10 @@ constexpr const char* kCaseHelp =
     "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
     "deterministic,\n"
     "nodsink gradfp32 sink sink16 softcap<x> chunk<n> outfp32; a mask as data: mask:band,\n"
-    "mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>, with .b of each sequence,\n"
-    ".h of each head; ragged batches: packed[q|k],\n"
+    "mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>, mask:bits, mask:bitblocks,\n"
+    "mask:share<percent>of<n>x<n>, mask:coins, with .b of each sequence, .h of each head;\n"
+    "mask:causal, mask:prefix<n>, mask:sinks<n>x<newest>, mask:lognormal<draw>;\n"
+    "ragged batches: packed[q|k],\n"
     "used[q|k], nomax, front<n>; their lengths: random, giant, edges, empty,\n"
     "lognormal<tokens>:<draw>; a KV cache: paged<n> batchidx leftpad append<n>, with packednew\n"
     "rotary rotary2 offsets rotate tree; latent attention: latent, qv;\n"
@@ -201,7 +203,8 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       "quick (the default), forward (the papers' sweep), backward (the same\n"
       "sweep's backward), window (time against the width of a sliding window),\n"
       "ragged (ragged batches, sinks and softcaps beside dense calls), fp8 (e4m3\n"
-      "tensors beside 16-bit ones) or decode (calls on a KV cache)");
+      "tensors beside 16-bit ones), masks (masks as data, forward and backward, beside\n"
+      "the causal, windowed, ragged or full call) or decode (calls on a KV cache)");
   bench_app->add_option("--case", bench_options.cases, kCaseHelp);
   bench_app->add_flag("--backward", bench_options.backward, "The backward of each case");
   bench_app->add_flag("--deterministic", bench_options.deterministic,

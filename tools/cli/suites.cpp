@@ -142,9 +142,10 @@ std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend back
     add_models(dtype, tokens, hidden, &suite);
     return suite;
   }
+  if (name == "masks") return mask_suite(gpu, dtype);
   if (name == "decode") return decode_suite(gpu, dtype);
   throw UsageError("suite " + cases::in_quotes(name) +
-                   " is not one of quick, forward, backward, window, ragged, fp8, decode");
+                   " is not one of quick, forward, backward, window, ragged, fp8, masks, decode");
 }
 
 }  // namespace flash3::cli

@@ -29,10 +29,17 @@ struct BenchPoint {
 // window of 128 keys.
 // "fp8": the sweep with e4m3 tensors and scales for blocks, each beside the call on 16-bit tensors,
 // and how long flash3_quantize takes to make the ones from the others.
+// "masks": masks as data, mask_suite() in mask_suite.cpp.
 // "decode": calls on a KV cache, decode_suite() in decode_suite.cpp.
 // On the CPU tokens and hidden size are smaller. Throws UsageError for another name.
 std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend backend,
                                     flash3_dtype dtype = FLASH3_BFLOAT16);
+
+// Masks as data, each forward and backward, beside the call that has the same pairs or, where none
+// has, the causal, windowed or full one: causal as a range of each query; documents of log-normal
+// lengths; a window with sink tokens; a prefix; lists of 10, 25 and 50 % of the blocks of 128 and
+// of 64; random bits. On a GPU 4k … 32k tokens with 16 heads, on the CPU 512 … 2k with 4.
+std::vector<BenchPoint> mask_suite(bool gpu, flash3_dtype dtype);
 
 // Calls on a KV cache with 32 query heads on 8 KV heads and head_dim 128: one query for batches of
 // 1 … 256 sequences and contexts of 1k … 128k keys; some of them with pages of 64, 16 and 1 keys,

@@ -54,7 +54,7 @@ void Workbench::prepare_forward(PreparedCase* p) {
   if (p->c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
   const cases::ExtraTensors extra = make_extra_tensors(p->c, make_sequences(p->c));
   p->mask = extra.mask;
-  set_options(p->c, add_extra(p->c, extra, &p->buffers), &f);
+  set_options(p->c, add_extra(extra, &p->buffers), &f);
   f.workspace = add_workspace(p->workspace_bytes, &p->buffers);
   f.workspace_size = p->workspace_bytes;
 }
@@ -85,7 +85,7 @@ void Workbench::prepare_backward(PreparedCase* p) {
   p->kernel = value_of(explanation(b), "kernel");
 }
 
-cases::ExtraViews Workbench::add_extra(const cases::Case& c, const cases::ExtraTensors& host,
+cases::ExtraViews Workbench::add_extra(const cases::ExtraTensors& host,
                                        std::vector<std::shared_ptr<void>>* buffers) {
   cases::ExtraViews views = host.views();
   const auto add = [&](const ParamField&, flash3_tensor& t) {
@@ -97,7 +97,7 @@ cases::ExtraViews Workbench::add_extra(const cases::Case& c, const cases::ExtraT
   };
   cases::ExtraViews::visit(add, views);
   if (host.mask) {
-    const auto made = std::make_shared<cases::MaskUpload>(*memory_, c, host.mask);
+    const auto made = std::make_shared<cases::MaskUpload>(*memory_, host.mask);
     views.mask = &made->mask();
     buffers->push_back(made);
   }

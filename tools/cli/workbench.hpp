@@ -67,7 +67,7 @@ class Workbench {
   // The buffers of k and v, with the same values in each.
   std::vector<flash3_forward_params> add_cache_buffers(PreparedCase* p);
   // Memory for the case's sink and lengths, with their values in it.
-  cases::ExtraViews add_extra(const cases::Case& c, const cases::ExtraTensors& host,
+  cases::ExtraViews add_extra(const cases::ExtraTensors& host,
                               std::vector<std::shared_ptr<void>>* buffers);
   // Memory for a workspace of so many bytes; null for none.
   void* add_workspace(size_t bytes, std::vector<std::shared_ptr<void>>* buffers);

@@ -92,7 +92,7 @@ void Workbench::add_cache_inputs(PreparedCase* p) {
   if (c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
   const cases::ExtraTensors besides = c.has_cache() ? make_cache_extra(c, cases::make_cache_plan(c))
                                                     : make_extra_tensors(c, make_sequences(c));
-  set_extra(add_extra(c, besides, &p->buffers), &f);
+  set_extra(add_extra(besides, &p->buffers), &f);
   if (!c.has_cache()) return;
   const cases::CachePlan plan = cases::make_cache_plan(c);
   const auto fields = cases::make_cache_fields(c, plan, cases::make_cache_places(c, plan));

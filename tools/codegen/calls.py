@@ -11,7 +11,7 @@ HEADERS = ("types.h", "flash3.h", "quantize.h", "merge.h", "mask.h")
 CALLS = ("forward", "backward", "quantize", "merge", "mask")
 
 # The last field of each call whose place in the functions below is written out.
-LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "workspace_size", "merge": "workspace_size", "mask": "stream"}
+LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "workspace_size", "merge": "workspace_size", "mask": "bit_blocks"}
 
 
 
@@ -36,9 +36,9 @@ ROWS = "q k v qv out dout dq dk dv"
 
 # The dtype of those others that have one alone; the rest are of a floating point type.
 DTYPES = {"int32": "cu_seqlens_q cu_seqlens_k cu_seqlens_k_new seqused_q seqused_k page_table cache_batch_idx leftpad_k rotary_offsets "
-                   "ranges documents block_counts block_indices",
+                   "ranges documents block_counts block_indices bit_blocks",
           "int64": "tree_mask",
-          "uint8": "dense",
+          "uint8": "dense bits",
           "float32": "q_scale k_scale v_scale lse dlse lse_parts out_parts"}
 
 # Python's words for an enum's values where they are not the C names in lower case; "": the value that None stands for.
@@ -90,7 +90,7 @@ TORCH = {
     "merge_out": ("merge", "out_parts lse_parts out! lse!?", "sink …", "()"),
     "mask_make": ("mask", "like ranges? documents? dense? block_counts? block_indices?",
                   "batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment block_rows block_keys max_blocks "
-                  "max_partial_blocks …", "(Tensor, int[])"),
+                  "max_partial_blocks bits bit_blocks …", "(Tensor, int[])"),
 }
 
 # ---- TVM-FFI ----
@@ -128,7 +128,8 @@ CPP = {
                 f"rotary_offset_q rotary_offset_k {_LENGTHS} {_CPP_RUN} …",
     "merge": f"out_parts lse_parts out lse sink {_CPP_RUN} …",
     "mask": "batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment ranges documents dense block_counts "
-            "block_indices block_rows block_keys max_blocks max_partial_blocks backend num_threads stream …",
+            "block_indices block_rows block_keys max_blocks max_partial_blocks backend num_threads stream bits "
+            "bit_blocks …",
 }
 
 # ---- Python ----

@@ -70,7 +70,7 @@ class MaskParams(ctypes.Structure):
                 ("documents", Tensor), ("dense", Tensor), ("block_counts", Tensor), ("block_indices", Tensor),
                 ("block_rows", ctypes.c_int32), ("block_keys", ctypes.c_int32), ("max_blocks", ctypes.c_int64),
                 ("max_partial_blocks", ctypes.c_int64), ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32),
-                ("stream", ctypes.c_void_p)]
+                ("stream", ctypes.c_void_p), ("bits", Tensor), ("bit_blocks", Tensor)]
 
 
 # The words for values that the C interface numbers.
@@ -105,7 +105,7 @@ TENSORS = {
     "backward": ("dout", "dlse", "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink"),
     "quantize": ("q", "k", "v", "rotary_cos", "rotary_sin", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
     "merge": ("out_parts", "lse_parts", "sink"),
-    "mask": ("ranges", "documents", "dense", "block_counts", "block_indices"),
+    "mask": ("ranges", "documents", "dense", "block_counts", "block_indices", "bits", "bit_blocks"),
 }
 RESULTS = {
     "forward": ("out", "lse", "max_logits"),
@@ -121,9 +121,9 @@ DTYPE_OF = {
     "out_parts": "float32", "lse_parts": "float32",
     "cu_seqlens_q": "int32", "cu_seqlens_k": "int32", "seqused_q": "int32", "seqused_k": "int32", "page_table": "int32",
     "cache_batch_idx": "int32", "leftpad_k": "int32", "cu_seqlens_k_new": "int32", "rotary_offsets": "int32", "ranges": "int32",
-    "documents": "int32", "block_counts": "int32", "block_indices": "int32",
+    "documents": "int32", "block_counts": "int32", "block_indices": "int32", "bit_blocks": "int32",
     "tree_mask": "int64",
-    "dense": "uint8",
+    "dense": "uint8", "bits": "uint8",
 }
 
 # The options of Python's functions, in their order, with their defaults.

@@ -16,6 +16,7 @@ BACKENDS = WORDS["backend"]
 FP8_BLOCK = 128  # tokens that share a scale
 WORKSPACE_ALIGNMENT = 256
 MASK_BLOCK, MASK_MOST_RANGES = 128, 8  # queries and keys of a mask's block; ranges that it holds of a query at most
+MASK_ALL_SEEN = -1  # in place of the number of a block of bits
 
 
 def _load():

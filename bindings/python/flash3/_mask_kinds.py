@@ -236,6 +236,30 @@ def dense(mask, *, causal=False, window=None, chunk=0, mask_alignment="bottom_ri
                       seq_q=mask.shape[2], seq_k=mask.shape[3])
 
 
+def bits(packed, seq_k, *, causal=False, window=None, chunk=0, mask_alignment="bottom_right"):
+    """Any mask, one bit for each pair, as numpy.packbits(mask, axis=-1, bitorder="little") packs booleans. The tensor is not copied: it is
+    read when a mask is made of this.
+
+    Args:
+        packed: [1 or batch, 1 or heads_q, seq_q, ceil(seq_k / 8)] uint8; batch and heads may be left out. Query i sees key j if bit j % 8
+            of byte j // 8 of its row is 1; bit 0 has the value 1. Bits after the last key do not count.
+        seq_k: keys.
+        causal, window, chunk, mask_alignment: as in flash3.attention, and with the bits.
+
+    Raises:
+        TypeError: packed is not a tensor of uint8.
+        ValueError: a shape breaks a rule.
+    """
+    if not isinstance(packed, torch.Tensor) or packed.dtype != torch.uint8:
+        what = str(packed.dtype).removeprefix("torch.") if isinstance(packed, torch.Tensor) else type(packed).__name__
+        raise TypeError(f"packed is of {what} but it must be a tensor of uint8")
+    packed = _leading("packed", packed, "[1 or batch, 1 or heads_q, seq_q, ceil(seq_k / 8)]", 4)
+    if packed.shape[3] != (needed := -(-size_of("seq_k", seq_k) // 8)):
+        raise ValueError(f"packed.shape[-1] = {packed.shape[3]} but ceil(seq_k / 8) = {needed}; they must be the same")
+    packed = packed if packed.stride(3) == 1 else packed.contiguous()
+    return MaskSource("bits", bits=packed, band=Band.of(causal, window, chunk, mask_alignment), seq_q=packed.shape[2], seq_k=int(seq_k))
+
+
 def window_with_sinks(window, sinks, seq_q, seq_k=None, *, device=None):
     """The newest keys and the first ones (StreamingLLM, arXiv:2309.17453): query i sees key j if i' - window < j <= i', or if j < sinks and
     j <= i', with i' = i + seq_k - seq_q.

@@ -38,9 +38,10 @@ def make(source, seq_q, seq_k, device, max_blocks=None, max_partial_blocks=None)
     if max_blocks is None and _is_capturing(device):
         raise NotImplementedError("max_blocks = None and a CUDA graph is being captured; to count blocks waits for the device: make the mask "
                                   "before, or give max_blocks")
-    tensors, named = source.to(device).arguments()
+    source = source.to(device)
+    tensors, named = source.arguments()
     sizes = {"batch": source.shape[0], "heads_q": source.shape[1], "seq_q": source.seq_q, "seq_k": source.seq_k}
-    like = next((x for x in tensors if x is not None), None)
+    like = next((x for x in source.tensors() if x is not None), None)
     if like is None:
         like = torch.empty(0, device=device)
 

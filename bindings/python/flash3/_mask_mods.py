@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks of torch's FlexAttention: of a mask_mod, and of a BlockMask."""
+import math
+
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask, noop_mask
 
+from . import _mask_rows
 from ._mask_kinds import blocks, check_block, size_of
 from ._mask_sources import of_rows
 
@@ -12,10 +15,50 @@ def _rows_of_mod(fn, seq_k, device):
     def rows(b, h, i):
         # torch counts batch, heads and queries from 0
         moved = lambda batch, head, query, key: fn(batch + b.start, head + h.start, query + i.start, key)
-        seen = create_mask(moved, b.stop - b.start, h.stop - h.start, i.stop - i.start, seq_k, device)
-        if seen.dtype != torch.bool:
-            raise TypeError(f"the mask_mod returns {str(seen.dtype).removeprefix('torch.')} but it must return bool")
-        return seen
+        return _checked(create_mask(moved, b.stop - b.start, h.stop - h.start, i.stop - i.start, seq_k, device))
+    return rows
+
+
+def _checked(seen):
+    """What a mask_mod gives, if that is bool."""
+    if seen.dtype != torch.bool:
+        raise TypeError(f"the mask_mod returns {str(seen.dtype).removeprefix('torch.')} but it must return bool")
+    return seen
+
+
+def _pairs_of_blocks(fn, batch, heads, queries, keys):
+    """[n, rows, keys] bool: fn of batch [n], heads [n], queries [n, rows] and keys [n, keys]."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    of_keys = torch.vmap(fn, in_dims=(None, None, None, 0))
+    with TransformGetItemToIndex():
+        return _checked(torch.vmap(torch.vmap(of_keys, in_dims=(None, None, 0, None)))(batch, heads, queries, keys))
+
+
+def _rows_of_blocks(fn, partial, full):
+    """A function of three slices (_mask_rows): what fn lets see in the partial blocks, and all pairs of the full ones (None: there are
+    none). fn is evaluated in the partial blocks alone, which are cut so that a part of the rows has whole ones."""
+    unit_q, unit_k, device = *(math.gcd(size, _mask_rows.BLOCK) for size in (partial.block_rows, partial.block_keys)), partial.device
+
+    def listed(source, b, h, i):
+        """[1 or batch, 1 or heads, units of rows, units of keys] bool"""
+        matrix = source._block_matrix(*(slice(0, 1) if size == 1 else part for size, part in zip(source.shape, (b, h))))
+        rows = torch.arange(i.start, i.stop, unit_q, device=device) // source.block_rows
+        return matrix[:, :, rows][..., torch.arange(0, source.seq_k, unit_k, device=device) // source.block_keys]
+
+    def rows(b, h, i):
+        some = listed(partial, b, h, i)
+        all_seen = torch.zeros(b.stop - b.start, h.stop - h.start, *some.shape[2:], dtype=torch.bool, device=device)
+        if full is not None:
+            all_seen |= listed(full, b, h, i)
+        seen = all_seen[..., None, None].repeat(1, 1, 1, 1, unit_q, unit_k)
+        for own in (some & ~all_seen).nonzero().split(max(1, _mask_rows.AT_ONCE // (unit_q * unit_k))):
+            if len(own) == 0:
+                continue
+            # where a block reaches past an end, the last query or key again and again
+            queries = (own[:, 2, None] * unit_q + torch.arange(i.start, i.start + unit_q, device=device)).clamp(max=partial.seq_q - 1)
+            keys = (own[:, 3, None] * unit_k + torch.arange(unit_k, device=device)).clamp(max=partial.seq_k - 1)
+            seen[tuple(own.unbind(1))] = _pairs_of_blocks(fn, own[:, 0] + b.start, own[:, 1] + h.start, queries, keys)
+        return seen.transpose(3, 4).flatten(4, 5).flatten(2, 3)[:, :, :i.stop - i.start, :partial.seq_k]
     return rows
 
 
@@ -89,7 +132,7 @@ def from_block_mask(block_mask, batch=None, heads=None):
 
     Returns:
         A mask of seq_lengths queries and keys. Without a mask_mod it is block lists, and nothing is read from the device; otherwise
-        the mask_mod is evaluated as from_mask_mod() does.
+        the mask_mod is evaluated in the blocks that are not full, and the mask is made as from_mask_mod() makes it.
 
     Raises:
         TypeError: block_mask is not a BlockMask.
@@ -112,10 +155,4 @@ def from_block_mask(block_mask, batch=None, heads=None):
         return partial if full is None else _all_listed(partial, full)
     shape = [partial.shape[n] if size is None or partial.shape[n] != 1 or not _depends_on(fn, n, partial.device) else size_of(name, size)
              for n, (name, size) in enumerate((("batch", batch), ("heads", heads)))]
-    rows = _rows_of_mod(fn, seq_k, partial.device)
-
-    def seen(b, h, i):
-        visible = partial._rows(b, h, i) & rows(b, h, i)
-        return visible if full is None else visible | full._rows(b, h, i)
-
-    return of_rows(seen, *shape, seq_q, seq_k, partial.device)
+    return of_rows(_rows_of_blocks(fn, partial, full), *shape, seq_q, seq_k, partial.device)

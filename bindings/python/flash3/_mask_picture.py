@@ -31,7 +31,7 @@ def _block_of(block, seq_q, seq_k):
 def _squares(source, b, h, block):
     """For each block of queries, how many pairs of each block of keys are seen."""
     seq_q, seq_k = source.seq_q, source.seq_k
-    lines, strip = [], max(1, _mask_rows._AT_ONCE // max(1, seq_k * block)) * block
+    lines, strip = [], max(1, _mask_rows.AT_ONCE // max(1, seq_k * block)) * block
     for begin in range(0, seq_q, strip):
         seen = source._rows(slice(b, b + 1), slice(h, h + 1), slice(begin, min(begin + strip, seq_q)))[0, 0].long()
         for keys in seen.split(block):

@@ -2,30 +2,25 @@
 """Masks of any shape, from rows of booleans that are made and read in parts, so that never more than one part is in memory.
 
 A mask is rows(b, h, i), a function of three slices with bounds: [len(b), len(h), len(i), seq_k] bool. What a part leaves is ranges of keys,
-or, where a query has more of these than a mask takes, blocks of bits."""
-from typing import NamedTuple
-
+or, where a query has more of these than a mask takes, blocks of bits, as flash3/mask.h has them: bit_blocks, [batch, heads,
+ceil(seq_q / BLOCK), ceil(seq_k / BLOCK)] int32, is HIDDEN, ALL_SEEN or which of bits, [blocks, BLOCK, BLOCK / 8] uint8."""
 import torch
 
 from . import _mask_ranges
+from ._library import MASK_ALL_SEEN as ALL_SEEN
+from ._library import MASK_BLOCK as BLOCK  # queries, and keys, of a block
 
-BLOCK = 128  # queries, and keys, of a block: FLASH3_MASK_BLOCK
-_AT_ONCE = 1 << 25  # pairs of a part, unless the rows of one block have more
-_HIDDEN, _FULL = -2, -1
+AT_ONCE = 1 << 25  # pairs of a part, unless the rows of one block have more
+HIDDEN = -2  # any number that is neither ALL_SEEN nor a block of bits
 
 
-class Bits(NamedTuple):
-    """Blocks of BLOCK queries by BLOCK keys: hidden, full, or with a bit for each pair."""
-    slots: torch.Tensor  #: [batch, heads, ceil(seq_q / BLOCK), ceil(seq_k / BLOCK)] int32; -2: hidden, -1: full, otherwise which of words
-    words: torch.Tensor  #: [at least 1, BLOCK, BLOCK / 8] uint8: bit j % 8 of byte j / 8 of row i is 1 where query i sees key j of the block
-
-    def rows(self, b, h, i, seq_k):
-        """[…, seq_k] bool of these queries."""
-        queries = torch.arange(i.start, i.stop, device=self.slots.device)
-        slots = self.slots[b, h][:, :, queries // BLOCK]
-        words = self.words[slots.clamp(min=0), (queries % BLOCK)[:, None]]
-        words = torch.where((slots == _FULL)[..., None], 255, words).masked_fill((slots == _HIDDEN)[..., None], 0)
-        return unpacked(words).flatten(-2)[..., :seq_k]
+def rows_of_blocks(bits, bit_blocks, b, h, i, seq_k):
+    """[…, seq_k] bool of these queries."""
+    queries = torch.arange(i.start, i.stop, device=bit_blocks.device)
+    numbers = bit_blocks[b, h][:, :, queries // BLOCK]
+    found = bits[numbers.clamp(min=0), (queries % BLOCK)[:, None]]
+    found = torch.where((numbers == ALL_SEEN)[..., None], 255, found).masked_fill((numbers == HIDDEN)[..., None], 0)
+    return unpacked(found).flatten(-2)[..., :seq_k]
 
 
 def packed(booleans):
@@ -34,17 +29,17 @@ def packed(booleans):
     return ((booleans.contiguous().view(torch.int64) * 0x0102040810204080) >> 56 & 255).to(torch.uint8)
 
 
-def unpacked(words):
-    places = torch.arange(8, dtype=torch.uint8, device=words.device)
-    return ((words[..., None] >> places) & 1).bool().flatten(-2)
+def unpacked(bits):
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return ((bits[..., None] >> places) & 1).bool().flatten(-2)
 
 
 def parts(batch, heads, seq_q, seq_k):
-    """(b, h, i) of which each has at most _AT_ONCE pairs, or the rows of one block of one head; rows of whole blocks."""
+    """(b, h, i) of which each has at most AT_ONCE pairs, or the rows of one block of one head; rows of whole blocks."""
     per_block = max(1, seq_k * min(seq_q, BLOCK))
-    heads_each = max(1, min(heads, _AT_ONCE // per_block))
-    batch_each = max(1, min(batch, _AT_ONCE // (per_block * heads_each))) if heads_each == heads else 1
-    rows_each = max(1, _AT_ONCE // (per_block * heads_each * batch_each)) * BLOCK
+    heads_each = max(1, min(heads, AT_ONCE // per_block))
+    batch_each = max(1, min(batch, AT_ONCE // (per_block * heads_each))) if heads_each == heads else 1
+    rows_each = max(1, AT_ONCE // (per_block * heads_each * batch_each)) * BLOCK
     for b in range(0, batch, batch_each):
         for h in range(0, heads, heads_each):
             for i in range(0, seq_q, rows_each):
@@ -76,16 +71,16 @@ def _blocks_of(visible):
 
 
 def bits_of(rows, batch, heads, seq_q, seq_k, device):
-    """The mask as Bits. Reads a number from the device for each part."""
-    slots = torch.full((batch, heads, -(-seq_q // BLOCK), -(-seq_k // BLOCK)), _HIDDEN, dtype=torch.int32, device=device)
-    words = []
+    """The mask as (bits, bit_blocks), of which bits has at least one block. Reads a number from the device for each part."""
+    bit_blocks = torch.full((batch, heads, -(-seq_q // BLOCK), -(-seq_k // BLOCK)), HIDDEN, dtype=torch.int32, device=device)
+    bits, count = [], 0
     for b, h, i in parts(batch, heads, seq_q, seq_k):
         blocks = _blocks_of(rows(b, h, i))
         seen = blocks.sum(-1, dtype=torch.uint8).sum(-1, dtype=torch.int32)
         partial = (seen > 0) & (seen < BLOCK * BLOCK)
-        words.append(packed(blocks[partial]))
-        first = sum(len(x) for x in words[:-1])
-        numbers = partial.flatten().cumsum(0).view_as(partial) - 1 + first
-        slots[b, h, i.start // BLOCK:-(-i.stop // BLOCK)] = torch.where(partial, numbers, torch.where(seen > 0, _FULL, _HIDDEN)).int()
-    words.append(torch.zeros(1, BLOCK, BLOCK // 8, dtype=torch.uint8, device=device))  # one to point at where there is none
-    return Bits(slots, torch.cat(words))
+        bits.append(packed(blocks[partial]))
+        numbers = partial.flatten().cumsum(0).view_as(partial) - 1 + count
+        count += len(bits[-1])
+        bit_blocks[b, h, i.start // BLOCK:-(-i.stop // BLOCK)] = torch.where(partial, numbers, torch.where(seen > 0, ALL_SEEN, HIDDEN)).int()
+    bits.append(torch.zeros(1, BLOCK, BLOCK // 8, dtype=torch.uint8, device=device))  # one to point at where there is none
+    return torch.cat(bits), bit_blocks

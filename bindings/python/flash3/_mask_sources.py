@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import torch
 
-from . import _mask_ranges, _mask_rows
+from . import _fields, _mask_ranges, _mask_rows
 from ._options import int64_of, number_of_word, window_sides
 
 KINDS = ("ranges", "documents", "dense", "blocks", "bits", "band")
-_TENSORS = ("ranges", "documents", "dense")  # kinds that are one tensor
 _RANGES_ALONE = ("ranges", "documents", "band")  # kinds that are ranges of keys, whatever they hold
 
 
@@ -65,7 +64,8 @@ class MaskSource:
     for the caller to keep. A query sees a key if the source and the band let it. Sources combine: ``a & b`` lets a query see what both let it see, ``a | b`` what
     either does, ``~a`` what a hides. What ranges of keys can say, at most 8 for each query, stays ranges, which take 8 bytes each. Any other
     result is found in parts of 32 Mi pairs, with numbers read from the device for each, and becomes ranges if it can, otherwise
-    blocks of 128 x 128 with 2 KiB for each that is neither hidden nor full: at most seq_q * seq_k / 8 bytes a head.
+    blocks of 128 x 128 with 2 KiB for each that is neither hidden nor full: at most seq_q * seq_k / 8 bytes a head. Nothing of
+    seq_q * seq_k bytes is in memory at any time, nor while the mask is made.
     """
     kind: str  #: "ranges", "documents", "dense", "blocks", "bits", or "band" for a band alone
     ranges: object = None  #: [1 or batch, 1 or heads_q, 2 * n, seq_q] int32
@@ -75,7 +75,8 @@ class MaskSource:
     block_indices: object = None  #: the same and a fourth dimension, int32
     block_rows: int = 0  #: queries of a block
     block_keys: int = 0  #: keys of a block
-    bits: object = None  #: blocks of bits
+    bits: object = None  #: [1 or batch, 1 or heads_q, seq_q, ceil(seq_k / 8)] uint8; with bit_blocks [blocks, 128, 16]
+    bit_blocks: object = None  #: [1 or batch, 1 or heads_q, ceil(seq_q / 128), ceil(seq_k / 128)] int32, which of bits, -1 for all seen, -2 for none
     band: object = Band()  #: what else a query does not see
     seq_q: object = None  #: queries, None where not known
     seq_k: object = None  #: keys, None where not known
@@ -87,7 +88,8 @@ class MaskSource:
 
     @property
     def _tensor(self):
-        return {"blocks": self.block_counts, "bits": self.bits and self.bits.slots, "band": None}.get(self.kind, getattr(self, self.kind, None))
+        of_bits = self.bits if self.bit_blocks is None else self.bit_blocks
+        return {"blocks": self.block_counts, "bits": of_bits, "band": None}.get(self.kind, getattr(self, self.kind, None))
 
     @property
     def shape(self):
@@ -160,13 +162,18 @@ class MaskSource:
         if self.kind == "dense":
             seen = self.dense[b, h, i] != 0
         elif self.kind == "bits":
-            seen = self.bits.rows(b, h, i, self.seq_k)
+            seen = self._bit_rows(b, h, i)
         else:
             queries = torch.arange(i.start, i.stop, device=keys.device)
             seen = self._block_matrix(b, h)[:, :, queries // self.block_rows][..., keys // self.block_keys]
         if self.band.is_none():
             return seen
         return seen & _mask_ranges.sees(self.band.ranges(self.seq_q, self.seq_k, keys.device)[..., i], keys)
+
+    def _bit_rows(self, b, h, i):
+        if self.bit_blocks is None:
+            return _mask_rows.unpacked(self.bits[b, h, i])[..., :self.seq_k]
+        return _mask_rows.rows_of_blocks(self.bits, self.bit_blocks, b, h, i, self.seq_k)
 
     def _kept_ranges(self):
         if "_found" not in self.__dict__:
@@ -202,26 +209,26 @@ class MaskSource:
         return out.expand(*shape, me.seq_q, me.seq_k)
 
     def tensors(self):
-        """What it holds, in the order of flash3/mask.h, and then of bits."""
-        return self.ranges, self.documents, self.dense, self.block_counts, self.block_indices, *(self.bits or (None, None))
+        """What it holds, in the order of flash3/mask.h; None for what it does not."""
+        return tuple(getattr(self, name) for name in _fields.TENSORS["mask"])
 
     def to(self, device):
         """The same with its tensors on a device, as torch.Tensor.to() brings them there."""
         device = torch.device(device)
         if self.device in (None, device):
             return self
-        moved = {name: x.to(device) for name in (*_TENSORS, "block_counts", "block_indices") if (x := getattr(self, name)) is not None}
-        return dataclasses.replace(self, bits=self.bits and _mask_rows.Bits(*(x.to(device) for x in self.bits)), **moved)
+        return dataclasses.replace(self, **{name: x.to(device) for name, x in zip(_fields.TENSORS["mask"], self.tensors()) if x is not None})
 
     def arguments(self):
-        """What a mask is made from: the tensors of flash3/mask.h, None for those that are not given, and the others by their names. Bits
-        become a dense mask here, of one byte for each pair."""
+        """What a mask is made from: the tensors that torch.ops.flash3.mask_make takes by position, None for those that are not given, and
+        the others by their names."""
         named = {"window_left": self.band.left, "window_right": self.band.right, "chunk": self.band.chunk,
                  "mask_alignment": int(self.band.top_left)}
         if self.kind == "blocks":
             named |= {"block_rows": self.block_rows, "block_keys": self.block_keys}
-        dense = self.dense if self.bits is None else dataclasses.replace(self, band=Band()).to_dense().view(torch.uint8)
-        return (self.ranges, self.documents, dense, self.block_counts, self.block_indices), named
+        if self.kind == "bits":
+            named |= {"bits": self.bits, "bit_blocks": self.bit_blocks}
+        return (self.ranges, self.documents, self.dense, self.block_counts, self.block_indices), named
 
     def make(self, seq_q=None, seq_k=None, *, device=None, max_blocks=None, max_partial_blocks=None):
         """The mask, for mask= of any number of calls.
@@ -325,7 +332,8 @@ def of_rows(rows, batch, heads, seq_q, seq_k, device):
     ranges = _mask_rows.ranges_of(rows, batch, heads, seq_q, seq_k, device)
     if ranges is not None:
         return MaskSource("ranges", ranges=ranges, seq_q=seq_q, seq_k=seq_k)
-    return MaskSource("bits", bits=_mask_rows.bits_of(rows, batch, heads, seq_q, seq_k, device), seq_q=seq_q, seq_k=seq_k)
+    bits, bit_blocks = _mask_rows.bits_of(rows, batch, heads, seq_q, seq_k, device)
+    return MaskSource("bits", bits=bits, bit_blocks=bit_blocks, seq_q=seq_q, seq_k=seq_k)
 
 
 def _combined(a, b, of_ranges, of_booleans):

@@ -10,11 +10,11 @@ the lists that kernels read, at the first use, and keeps it for calls of the sam
 keeps. A query sees a key if the source says so and the band does: causal, window, chunk and mask_alignment mean what they mean in
 attention(). A dimension that is left out in front, or of size 1, stands for all sequences or all query heads.
 """
-from ._mask_kinds import band, blocks, dense, documents, prefix, ranges, window_with_sinks
+from ._mask_kinds import band, bits, blocks, dense, documents, prefix, ranges, window_with_sinks
 from ._mask_make import needs
 from ._mask_mods import from_block_mask, from_mask_mod
 from ._mask_shapes import neighborhood, tile_order, tiles
 from ._mask_sources import MaskSource
 
-__all__ = ["ranges", "documents", "dense", "blocks", "band", "prefix", "window_with_sinks", "neighborhood", "tiles", "tile_order",
+__all__ = ["ranges", "documents", "dense", "bits", "blocks", "band", "prefix", "window_with_sinks", "neighborhood", "tiles", "tile_order",
            "from_mask_mod", "from_block_mask", "MaskSource", "needs"]

@@ -4,6 +4,7 @@
 
 #include "cuda/host/cuda_status.hpp"
 #include "cuda/host/programmatic_launch.hpp"
+#include "cuda/mask/by_bits.cuh"
 #include "cuda/mask/by_blocks.cuh"
 #include "cuda/mask/by_dense.cuh"
 #include "cuda/mask/by_documents.cuh"
@@ -14,6 +15,8 @@
 
 namespace flash3::cuda {
 namespace {
+
+static_assert(kAllPairsSeen == kAllSeen);
 
 constexpr int kBeginThreads = 256;
 
@@ -53,11 +56,15 @@ SourceTensor source_tensor(const MaskTensor& t) {
   return {t.data, t.stride_batch, t.stride_head, t.stride_row, t.size};
 }
 
-// Whether 16 bytes at a time can be read of each row.
-bool in_vectors(const MaskTensor& t) {
-  const auto fits = [](int64_t bytes) { return bytes % 16 == 0; };
-  return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && fits(t.stride_batch) &&
-         fits(t.stride_head) && fits(t.stride_row);
+// Whether 16 bytes at a time can be read of each row of bytes or bits.
+bool in_vectors(const MaskProblem& p) {
+  const auto fits = [](const void* data, auto... strides) {
+    return (reinterpret_cast<uintptr_t>(data) | ... | uintptr_t(strides)) % 16 == 0;
+  };
+  const MaskTensor& t = p.tensor;
+  if (p.source == MaskSource::kBitBlocks)
+    return fits(p.block_bits.data, p.block_bits.stride_block, p.block_bits.stride_row);
+  return fits(t.data, t.stride_batch, t.stride_head, t.stride_row);
 }
 
 template <class Source>
@@ -75,6 +82,8 @@ Status launch_lists(MaskSource source, const MaskParams& params, void* stream) {
     case MaskSource::kDocuments: return launch_lists<ByDocuments>(params, stream);
     case MaskSource::kDense: return launch_lists<ByDense>(params, stream);
     case MaskSource::kBlocks: return launch_lists<ByBlocks>(params, stream);
+    case MaskSource::kBits: return launch_lists<ByBits<false>>(params, stream);
+    case MaskSource::kBitBlocks: return launch_lists<ByBits<true>>(params, stream);
   }
   return {};
 }
@@ -88,7 +97,9 @@ Status launch_make_mask(const MaskProblem& problem) {
   params.source = source_tensor(problem.tensor);
   params.counts = source_tensor(problem.counts);
   params.block_rows = problem.block_rows, params.block_keys = problem.block_keys;
-  params.in_vectors = in_vectors(problem.tensor);
+  const BlockBits& bits = problem.block_bits;
+  params.block_bits = {bits.data, bits.blocks, bits.stride_block, bits.stride_row};
+  params.in_vectors = in_vectors(problem);
 
   const bool documents = problem.source == MaskSource::kDocuments;
   const long long key_lists = problem.shape.key_lists();

@@ -20,12 +20,26 @@ struct SourceTensor {
   }
 };
 
+// core/mask_problem.hpp: BlockBits.
+struct BitsOfBlocks {
+  const void* data;
+  long long blocks;
+  long long stride_block, stride_row;  // of bytes
+
+  FLASH3_HOST_DEVICE const unsigned char* row(int block, int row) const {
+    return static_cast<const unsigned char*>(data) + block * stride_block + row * stride_row;
+  }
+};
+
+inline constexpr int kAllPairsSeen = -1;  // in place of the number of a block of bits
+
 struct MaskParams {
   MaskMemory memory;
   MaskRule rule;
   SourceTensor source, counts;
   long long block_rows, block_keys;  // of the caller's blocks
-  bool in_vectors;                   // rows of a dense mask lie at multiples of 16 bytes
+  bool in_vectors;                   // rows of bytes or bits lie at multiples of 16 bytes
+  BitsOfBlocks block_bits;
 };
 
 // MaskCounts::overflow while the lists are made; in the end it is 0 or 1.

@@ -7,6 +7,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "cases/mask.hpp"
 #include "cases/sequences.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
@@ -150,6 +151,34 @@ TEST(Suites, RaggedHasShortSequencesAndWhatModelsAdd) {
       ASSERT_TRUE(beside) << plain << option;
       EXPECT_EQ(to_id(*beside), plain);
     }
+  }
+}
+
+// Forward and backward, each beside a call, which of documents has the same pairs.
+TEST(Suites, MasksStandBesideCallsWithoutThem) {
+  for (const flash3_backend backend : {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU}) {
+    const auto suite = bench_suite("masks", backend, FLASH3_FLOAT16);
+    EXPECT_EQ(ids(suite).size(), 2u * (2 + 3 + 1 + 1 + 6 + 1));
+    std::set<std::string> masks;
+    size_t backward = 0;
+    for (const auto& [c, beside] : suite) {
+      std::string error;
+      EXPECT_EQ(cases::parse_id(to_id(c), &error), c) << error;
+      EXPECT_TRUE(c.mask.given() && c.dtype == FLASH3_FLOAT16) << to_id(c);
+      ASSERT_TRUE(beside && !beside->mask.given()) << to_id(c);
+      EXPECT_EQ(beside->backward, c.backward) << to_id(c);
+      EXPECT_EQ(beside->heads_q, c.heads_q) << to_id(c);
+      EXPECT_EQ(queries(*beside), queries(c)) << to_id(c);
+      backward += c.backward;
+      masks.insert(to_text(c.mask));
+      if (backend == FLASH3_BACKEND_CPU && c.mask.source == cases::CaseMaskSource::kLogNormal) {
+        EXPECT_EQ(seen_pairs(c), static_cast<double>(visible_pairs(*beside))) << to_id(c);
+      }
+    }
+    EXPECT_EQ(2 * backward, suite.size());
+    for (const char* mask : {"causal", "lognormal1", "share10of128x128.h", "share25of128x128.h",
+                             "share50of128x128.h", "share25of64x64.h", "coins"})
+      EXPECT_TRUE(masks.contains(mask)) << mask;
   }
 }
 

@@ -11,8 +11,10 @@
 #include "cases/backward_tensors.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cases/check.hpp"
+#include "cases/mask.hpp"
 #include "cases/pairwise.hpp"
 #include "cases/runner.hpp"
+#include "cases/sequences.hpp"
 #include "cases/table.hpp"
 #include "cases/tensors.hpp"
 
@@ -143,8 +145,15 @@ TEST(CaseTable, MaskCasesReadBackAndAreMixed) {
   EXPECT_TRUE(c.mask.source == CaseMaskSource::kBlocks && c.mask.of_batch && c.mask.of_heads);
   EXPECT_TRUE(c.mask.block_rows == 64 && c.mask.block_keys == 128 && c.causal);
   EXPECT_EQ(parsed(head + "ranges3").mask.ranges, 3);
-  for (const char* wrong : {"", "tree", "ranges", "blocks64", "band.b", "documents.h", "dense3",
-                            "dense.b.b", "dense.x"})
+  for (const char* usual : {"causal", "prefix30", "sinks4x200", "lognormal2", "share25of64x128.b",
+                            "share50of8x8.b.h", "coins.h"})
+    EXPECT_EQ(to_text(parsed(head + usual).mask), usual);
+  for (const char* wrong : {"",          "tree",        "ranges",        "blocks64",
+                            "band.b",    "documents.h", "dense3",        "dense.b.b",
+                            "dense.x",   "bits8",       "bitblocks.h.h", "causal.h",
+                            "causal3",   "prefix",      "sinks4",        "sinks4x",
+                            "lognormal", "share25",     "share25of64",   "share64x64",
+                            "coins2",    "prefix9.b"})
     EXPECT_NE(error_of(head + wrong).find("an option"), std::string::npos) << wrong;
   std::set<std::string> masks;
   for (const bool backward : {false, true})
@@ -154,7 +163,7 @@ TEST(CaseTable, MaskCasesReadBackAndAreMixed) {
       masks.insert(to_text(of.mask));
     }
   EXPECT_EQ(masks.size(),
-            1u + 2u + 8u * 4u);  // documents have no heads, and a band nothing of its own
+            1u + 2u + 10u * 4u);  // documents have no heads, and a band nothing of its own
 }
 
 TEST(CaseTable, CacheCasesReadBackAndAreMixed) {
@@ -375,6 +384,63 @@ int64_t count_pairs(const Case& c) {
 TEST(Counts, VisiblePairsFollowTheDefinition) {
   for (const Case& c : case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU)))
     EXPECT_EQ(visible_pairs(c), count_pairs(c)) << to_id(c);
+}
+
+// What lists say is counted as the oracle's pairs are.
+TEST(Counts, SeenPairsAreThoseOfTheMask) {
+  const auto pairs_of = [](const Case& c) {
+    const auto mask = make_host_mask(c);
+    const MaskPairs& pairs = mask->pairs();
+    double seen = 0;
+    for (int64_t b = 0; b < c.batch; ++b)
+      for (int64_t h = 0; h < c.heads_q; ++h)
+        for (int64_t n = 0; n < c.seq_q * c.seq_k; ++n) seen += pairs.of(b, h)[n];
+    return seen;
+  };
+  for (const Case& c : mask_case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU), false)) {
+    const double pairs = pairs_of(c);
+    EXPECT_EQ(seen_pairs(c) * static_cast<double>(c.heads_q), pairs) << to_id(c);
+    EXPECT_EQ(seen_flops(c), 2 * pairs * static_cast<double>(c.head_dim + c.head_dim_v))
+        << to_id(c);
+  }
+  const std::string head = "bf16/b2/q1000/k1000/h4x2/d8/";
+  EXPECT_EQ(seen_pairs(parsed(head + "full")), 2. * 1000 * 1000);
+  EXPECT_EQ(seen_flops(parsed(head + "causal")), flops(parsed(head + "causal")));
+}
+
+// The masks that calls are timed with, by what they are named after.
+TEST(Counts, UsualMasksSeeWhatTheySay) {
+  const std::string head = "bf16/b1/q1000/k1300/h2/d8/";
+  const auto seen = [&](const std::string& rest) { return seen_pairs(parsed(head + rest)); };
+  const auto visible = [&](const std::string& rest) {
+    return static_cast<double>(visible_pairs(parsed(head + rest)));
+  };
+  EXPECT_EQ(seen("full/mask:causal"), visible("causal"));
+  EXPECT_EQ(seen("full/mask:prefix0"), visible("causal"));
+  EXPECT_EQ(seen("full/mask:prefix1300"), visible("full"));
+  EXPECT_EQ(seen("full/mask:prefix400"), visible("causal") + 99. * 100 / 2);  // i' from 300
+  EXPECT_EQ(seen("full/mask:sinks0x200"), visible("causal+w199:"));
+  EXPECT_EQ(seen("full/mask:sinks16x200"), visible("causal+w199:") + 16. * 1000);
+  EXPECT_EQ(seen("full/mask:sinks9999x0"), visible("causal"));
+  EXPECT_EQ(seen("full/mask:sinks0x9223372036854775807"), visible("causal"));
+  EXPECT_EQ(seen("full/mask:share100of64x64"), visible("full"));
+  EXPECT_EQ(seen("full/mask:share9223372036854775807of64x64"), visible("full"));
+  // 3 of 13 blocks, of which the last one is half.
+  EXPECT_NEAR(seen("full/mask:share25of64x104.h"), 300. * 1000, 15. * 1000);
+  EXPECT_NEAR(seen("full/mask:coins.h"), 1300. * 1000 / 2, 1300. * 1000 / 2 * 0.01);
+  const Case documents = parsed("bf16/b1/q4096/k4096/h1/d8/causal/mask:lognormal3");
+  double pairs = 0;
+  for (const int64_t n : log_normal_lengths(4096, 3)) pairs += static_cast<double>(n * (n + 1) / 2);
+  EXPECT_EQ(seen_pairs(documents), pairs);
+  // Heads have lists of their own, and sequences.
+  const auto made =
+      make_host_mask(parsed("bf16/b2/q256/k2048/h2/d8/full/mask:share10of128x128.b.h"));
+  const auto* const lists = static_cast<const int32_t*>(made->params.block_indices.data);
+  const int64_t row = 2 * made->params.block_indices.shape[3];
+  for (int64_t other = 1; other < 4; ++other)
+    EXPECT_FALSE(std::equal(lists, lists + row, lists + other * row)) << other;
+  // No more room than they need.
+  EXPECT_EQ(mask_facts(parsed(head + "full/mask:coins.h"))->bits, made->mask.batch * 8 * 11);
 }
 
 TEST(Counts, FlopsFollowTheConvention) {

@@ -98,6 +98,57 @@ TEST_F(Cli, BenchOfTheRaggedSuiteGivesRatios) {
               results[0]["beside_ms"].get<double>() / results[0]["median_ms"].get<double>(), 1e-9);
 }
 
+// What counts is what the mask lets through, on both sides of the ratio.
+TEST_F(Cli, BenchOfMasksCountsThePairsThatAreSeen) {
+  const std::string suite =
+      "bench --backend cpu --suite masks --filter /q512/ --samples 2 --sample-ms 0 --json " +
+      path("r.json");
+  const Outcome o = flash3(suite + " --csv " + path("r.csv"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("full/ranges/bits"), std::string::npos) << o.out;
+  const json r = json::parse(slurp(path("r.json")));
+  EXPECT_EQ(r["metadata"]["suite"], "masks");
+  ASSERT_EQ(r["results"].size(), 4u);  // causal and random bits, forward and backward
+  for (const json& row : r["results"]) {
+    const std::string id = row["case"];
+    const bool backward = id.ends_with("/bwd"), causal = id.find("mask:causal") != id.npos;
+    EXPECT_EQ(row["beside"], "bf16/b1/q512/k512/h4/d128/" +
+                                 std::string(causal ? "causal" : "full") +
+                                 (backward ? "/bwd" : ""));
+    const double all = 512. * 512, density = row["density"];
+    if (causal) {
+      EXPECT_EQ(density, 513. / 1024);
+      EXPECT_EQ(row["full_blocks"], 6);
+      EXPECT_EQ(row["range_blocks"], 4);
+    } else {
+      EXPECT_NEAR(density, 0.5, 0.01);
+      EXPECT_EQ(row["bit_blocks"], 16);
+    }
+    const double work = all * 4 * 128 * (backward ? 10 : 4) * 1e-9;  // GFLOP
+    EXPECT_NEAR(row["tflops"].get<double>() * row["median_ms"].get<double>() / (work * density), 1,
+                1e-6);
+    EXPECT_NEAR(row["beside_tflops"].get<double>() * row["beside_ms"].get<double>() /
+                    (work * (causal ? density : 1)),
+                1, 1e-6);
+    EXPECT_NEAR(row["ratio"].get<double>() * row["beside_tflops"].get<double>() /
+                    row["tflops"].get<double>(),
+                1, 1e-9);
+  }
+  EXPECT_NE(slurp(path("r.csv")).find("density"), std::string::npos);
+  // Of a suite that has both, the gradients.
+  ASSERT_EQ(flash3(suite + " --backward").exit_code, 0);
+  const json gradients = json::parse(slurp(path("r.json")))["results"];
+  ASSERT_EQ(gradients.size(), 2u);
+  for (const json& row : gradients) EXPECT_TRUE(row["case"].get<std::string>().ends_with("/bwd"));
+  // A call without a mask has no such figures.
+  ASSERT_EQ(flash3("bench --backend cpu --samples 1 --sample-ms 0 --case fp32/b1/q9/k9/h2/d8/full "
+                   "--json " +
+                   path("r.json"))
+                .exit_code,
+            0);
+  EXPECT_FALSE(json::parse(slurp(path("r.json")))["results"][0].contains("density"));
+}
+
 TEST_F(Cli, BenchListsWithoutRunning) {
   const Outcome o = flash3(
       "bench --backend hopper --suite ragged --backward --filter lognormal65536:7 "

@@ -36,7 +36,7 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("verify --jobs -1", "jobs");
   expect_usage_error("bench --suite marathon", "suite 'marathon'");
   expect_usage_error("bench --suite marathon",
-                     "is not one of quick, forward, backward, window, ragged, fp8, decode");
+                     "is not one of quick, forward, backward, window, ragged, fp8, masks, decode");
   expect_usage_error("bench --samples 0", "samples");
   expect_usage_error("bench --dtype bf17", "dtype 'bf17' is not one of fp16, bf16, fp32");
   expect_usage_error("bench --dtype fp16 --case bf16/b1/q1/k1/h1/d8/full", "--case names its own");
@@ -123,6 +123,36 @@ TEST_F(Cli, ExplainTellsTheKernel) {
   EXPECT_NE(backward.out.find("case: bf16/b1/q64/k64/h2/d64/full/bwd/dlse\n"), std::string::npos);
   EXPECT_NE(backward.out.find("problem: backward, bfloat16"), std::string::npos) << backward.out;
   EXPECT_NE(backward.out.find(", with dlse\n"), std::string::npos) << backward.out;
+}
+
+TEST_F(Cli, ExplainTellsWhatAMaskHolds) {
+  const std::string id = "bf16/b2/q300/k300/h4x2/d64/causal/mask:share50of128x128.b.h";
+  const Outcome o = flash3("explain --backend cpu bf16/b1/q512/k512/h2/d64/full/mask:causal " + id);
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("mask: query i sees what its mask lists"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("mask blocks: 10 of 16 are listed: 6 full, 0 by quarters, 4 by ranges, 0 by "
+                       "bits; 50.10 % of all pairs are seen\n"),
+            std::string::npos)
+      << o.out;
+  const Outcome backward = flash3("explain --backend cpu --backward --json " + id);
+  ASSERT_EQ(backward.exit_code, 0) << backward.err;
+  const std::string blocks = json::parse(backward.out)[0]["mask blocks"];
+  EXPECT_NE(blocks.find(" of 72 are listed: "), std::string::npos) << blocks;
+  EXPECT_EQ(flash3("explain --backend cpu bf16/b1/q64/k64/h2/d64/full").out.find("mask blocks"),
+            std::string::npos);
+}
+
+// Nothing is allocated for a mask that the library does not make.
+TEST_F(Cli, MasksThatAreNoneAreRefused) {
+  const std::string head = "explain --backend cpu bf16/b1/q92/k92/h1/d8/full/mask:";
+  expect_usage_error(head + "blocks0x0", "block_rows = 0 but it must be a positive multiple of 8");
+  expect_usage_error(head + "blocks8x9223372036854775807",
+                     "block_keys = 2147483647 but it must be a positive multiple of 8");
+  expect_usage_error(head + "share50of12x8", "block_rows = 12 but it must be a positive multiple");
+  expect_usage_error(head + "ranges0", "ranges.shape[2] = 0 but it must be 2 * n");
+  expect_usage_error(head + "ranges99999999999", "but it must be 2 * n, with n from 1 to 8");
+  expect_usage_error("explain --backend cpu bf16/b1/q2147483647/k2147483647/h1/d8/full/mask:band",
+                     "max_blocks = 0 but the mask can have more than 2147483647 blocks");
 }
 
 // Answered from the sizes: tensors of this one would take terabytes.

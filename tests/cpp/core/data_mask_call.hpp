@@ -19,6 +19,8 @@ struct DataMask {
   std::array<uint8_t, kBatch * kHeads * kSeqQ * kSeqK> bytes{};
   std::array<int32_t, 1> counts{1};
   std::array<int32_t, 2> indices{};
+  std::array<uint8_t, 2 * FLASH3_MASK_BLOCK * FLASH3_MASK_BLOCK / 8> packed{};
+  std::array<int32_t, kBatch> bit_numbers{};
   alignas(256) std::array<unsigned char, 64 << 10> memory{};
   flash3_mask mask{};
 
@@ -57,6 +59,17 @@ struct DataMask {
     args.block_counts = block_counts_tensor(counts.data(), {1, 1, 1});
     args.block_indices = block_indices_tensor(indices.data(), {1, 1, 1, 2});
     args.block_rows = 128, args.block_keys = 64;
+    return args;
+  }
+  MaskArguments bits() {
+    MaskArguments args = band();
+    args.bits = mask_bits_tensor(packed.data(), {kBatch, kHeads, kSeqQ, 1});
+    return args;
+  }
+  MaskArguments bit_blocks() {
+    MaskArguments args = band();
+    args.bits = mask_block_bits_tensor(packed.data(), 2);
+    args.bit_blocks = bit_blocks_tensor(bit_numbers.data(), {kBatch, 1, 1, 1});
     return args;
   }
 

@@ -36,6 +36,8 @@ MaskArguments ranges(DataMask& m) { return m.ranges(); }
 MaskArguments documents(DataMask& m) { return m.documents(); }
 MaskArguments dense(DataMask& m) { return m.dense(); }
 MaskArguments blocks(DataMask& m) { return m.blocks(); }
+MaskArguments bits(DataMask& m) { return m.bits(); }
+MaskArguments bit_blocks(DataMask& m) { return m.bit_blocks(); }
 
 std::vector<MakeRule> make_rules() {
   const std::string most = " but a size must be from 0 to 2147483647";
@@ -111,6 +113,46 @@ std::vector<MakeRule> make_rules() {
       {"BlockIndices", blocks, [](P& p) { p.block_indices.shape[1] = 4; },
        "block_indices.shape[1] = 4 but block_counts.shape[1] = 1; block_counts and block_indices "
        "must have the same shape"},
+      {"BitsAndDense", dense,
+       [](P& p) {
+         static const uint8_t bytes[3] = {};
+         p.bits = mask_bits_tensor(bytes, {1, 1, 3, 1});
+       },
+       "dense is given and bits is given; a mask has at most one source"},
+      {"BitsDtype", bits, [](P& p) { p.bits.dtype = FLASH3_INT32; },
+       "bits.dtype = 4 but it must be 7 (uint8)"},
+      {"BitsNdim", bits, [](P& p) { p.bits.ndim = 3; },
+       "bits.ndim = 3 but it must be 4, [1 or batch, 1 or heads_q, seq_q, ceil(seq_k / 8)]"},
+      {"BitsHeads", bits, [](P& p) { p.bits.shape[1] = 2; },
+       "bits.shape[1] = 2 but heads_q = 4; it must be 1, for all, or heads_q"},
+      {"BitsQueries", bits, [](P& p) { p.bits.shape[2] = 4; },
+       "bits.shape[2] = 4 but seq_q = 3; they must be the same"},
+      {"BitsKeys", bits, [](P& p) { p.bits.shape[3] = 5; },
+       "bits.shape[3] = 5 but ceil(seq_k / 8) = 1; they must be the same"},
+      {"BitsNull", bits, [](P& p) { p.bits.data = nullptr; },
+       "bits.data is null but bits has elements; only a tensor with a size of 0 needs no memory"},
+      {"BitBlocksAlone", bit_blocks, [](P& p) { p.bits = {}; },
+       "bit_blocks is given but bits is all zero; bits holds the blocks that bit_blocks names"},
+      {"BitBlocksBatch", bit_blocks, [](P& p) { p.bit_blocks.shape[0] = 3; },
+       "bit_blocks.shape[0] = 3 but batch = 2; it must be 1, for all, or batch"},
+      {"BitBlocksQueries", bit_blocks, [](P& p) { p.bit_blocks.shape[2] = 2; },
+       "bit_blocks.shape[2] = 2 but ceil(seq_q / 128) = 1; they must be the same"},
+      {"BitBlocksKeys", bit_blocks, [](P& p) { p.bit_blocks.shape[3] = 2; },
+       "bit_blocks.shape[3] = 2 but ceil(seq_k / 128) = 1; they must be the same"},
+      {"BitBlocksDtype", bit_blocks, [](P& p) { p.bit_blocks.dtype = FLASH3_INT64; },
+       "bit_blocks.dtype = 6 but it must be 4 (int32)"},
+      {"BlockBitsNdim", bit_blocks, [](P& p) { p.bits.ndim = 4; },
+       "bits.ndim = 4 but it must be 3, [blocks, 128, 16] beside bit_blocks"},
+      {"BlockBitsDtype", bit_blocks, [](P& p) { p.bits.dtype = FLASH3_INT32; },
+       "bits.dtype = 4 but it must be 7 (uint8)"},
+      {"BlockBitsRows", bit_blocks, [](P& p) { p.bits.shape[1] = 64; },
+       "bits.shape[1] = 64 but FLASH3_MASK_BLOCK = 128; they must be the same"},
+      {"BlockBitsKeys", bit_blocks, [](P& p) { p.bits.shape[2] = 128; },
+       "bits.shape[2] = 128 but FLASH3_MASK_BLOCK / 8 = 16; they must be the same"},
+      {"BlockBitsStride", bit_blocks, [](P& p) { p.bits.stride[1] = -16; },
+       "bits.stride[1] = -16 but a stride must be at least 0"},
+      {"BlockBitsNull", bit_blocks, [](P& p) { p.bits.data = nullptr; },
+       "bits.data is null but bits has elements; only a tensor with a size of 0 needs no memory"},
       {"TooManyBlocks", dense,
        [](P& p) {
          p.seq_q = p.seq_k = p.dense.shape[2] = p.dense.shape[3] = 1 << 27;
@@ -175,12 +217,32 @@ TEST(DataMaskRules, OfItsMemory) {
   EXPECT_EQ(without_addresses(error_of(flash3_mask_make(&overlapping, &m.mask))),
             "mask->data and ranges share memory, but the call writes mask->data; what it writes "
             "must lie in no other tensor of the call");
+  P blocks = m.bit_blocks().params();
+  ASSERT_EQ(flash3_mask_size(&blocks, &m.mask.size), FLASH3_OK) << flash3_last_error();
+  blocks.bits.data = m.memory.data() + 256;
+  EXPECT_EQ(without_addresses(error_of(flash3_mask_make(&blocks, &m.mask))),
+            "mask->data and bits share memory, but the call writes mask->data; what it writes must "
+            "lie in no other tensor of the call");
   // Where only bytes are asked for, no memory is needed.
   P question = p;
   question.ranges.data = nullptr;
   size_t asked = 0;
   EXPECT_EQ(flash3_mask_size(&question, &asked), FLASH3_OK) << flash3_last_error();
   EXPECT_EQ(asked, bytes);
+}
+
+// A program of before bits has a shorter struct; what comes after that is not looked at.
+TEST(DataMask, OfTheFirstStruct) {
+  DataMask m;
+  P p = m.dense().params();
+  m.make(m.dense());
+  const uint64_t key = m.mask.key;
+  p.struct_size = offsetof(P, bits);
+  p.bits.ndim = 77, p.bit_blocks.ndim = 78;
+  ASSERT_EQ(flash3_mask_make(&p, &m.mask), FLASH3_OK) << flash3_last_error();
+  EXPECT_EQ(m.mask.key, key);
+  p.struct_size = sizeof p;
+  EXPECT_NE(flash3_mask_make(&p, &m.mask), FLASH3_OK);
 }
 
 TEST(DataMask, TellsWhatItNeeds) {

@@ -39,7 +39,7 @@ struct Expected {
 class ListCheck {
  public:
   explicit ListCheck(const cases::HostMask& host)
-      : memory_(memory_of(host.mask)), pairs_(host.pairs) {}
+      : memory_(memory_of(host.mask)), pairs_(host.pairs()) {}
 
   void run() const {
     const MaskShape& s = memory_.shape;
@@ -183,6 +183,55 @@ TEST(DataMask, EveryPairHasABitOfItsOwn) {
   for (const int times : taken) ASSERT_EQ(times, 1);
 }
 
+// The mask of bits, as its pairs: a byte for each.
+std::vector<uint8_t> seen_of(const flash3_mask_params& p) {
+  size_t bytes = 0;
+  EXPECT_EQ(flash3_mask_size(&p, &bytes), FLASH3_OK) << flash3_last_error();
+  std::shared_ptr<void> memory(std::aligned_alloc(256, round_up(bytes, size_t{256})), std::free);
+  flash3_mask mask{};
+  mask.data = memory.get(), mask.size = bytes;
+  EXPECT_EQ(flash3_mask_make(&p, &mask), FLASH3_OK) << flash3_last_error();
+  MaskLists lists;
+  lists.given = true, lists.shape = shape_of(mask), lists.data = mask.data;
+  const cpu::MaskReader reader(lists, 0);
+  std::vector<uint8_t> seen;
+  for (Index i = 0; i < p.seq_q; ++i)
+    for (Index j = 0; j < p.seq_k; ++j) {
+      const cpu::SeenKeys keys = reader.seen(i, 0, j / kMaskBlock);
+      seen.push_back(keys.keys.begin <= j && j < keys.keys.end && !keys.hides(j));
+    }
+  return seen;
+}
+
+// As mask.h says: bit j mod 8 of byte ⌊j / 8⌋, the lowest bit first, and none after the last key.
+TEST(DataMask, PairsArePackedInTheOrderOfTheHeader) {
+  flash3_mask_params p{};
+  p.struct_size = sizeof p;
+  p.batch = p.heads_q = 1, p.seq_q = 2, p.seq_k = 11, p.backend = FLASH3_BACKEND_CPU;
+  const uint8_t bytes[2][2] = {{0b00000001, 0b11111100}, {0b10000010, 0b00000110}};
+  p.bits = {const_cast<uint8_t*>(bytes[0]), FLASH3_UINT8, 4, {1, 1, 2, 2}, {4, 4, 2, 1}};
+  EXPECT_EQ(seen_of(p), (std::vector<uint8_t>{1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,  //
+                                              0, 1, 0, 0, 0, 0, 0, 1, 0, 1, 1}));
+}
+
+// Blocks by their numbers: bits, all, and what is neither; two places may have the same block.
+TEST(DataMask, PackedBlocksHaveNumbers) {
+  constexpr int64_t kKeys = 5 * kMaskBlock + 3;
+  flash3_mask_params p{};
+  p.struct_size = sizeof p;
+  p.batch = p.heads_q = 1, p.seq_q = 1, p.seq_k = kKeys, p.backend = FLASH3_BACKEND_CPU;
+  std::vector<uint8_t> bytes(2 * kMaskBlock * 16);
+  bytes[kMaskBlock * 16 + 15] = 0x80;  // block 1, query 0, key 127
+  bytes[kMaskBlock * 16] = 2;          // key 1
+  const int32_t which[6] = {1, FLASH3_MASK_ALL_SEEN, 2, 0, -2, 1};
+  p.bits = {bytes.data(), FLASH3_UINT8, 3, {2, 128, 16}, {128 * 16, 16, 1}};
+  p.bit_blocks = {const_cast<int32_t*>(which), FLASH3_INT32, 4, {1, 1, 1, 6}, {6, 6, 6, 1}};
+  std::vector<uint8_t> expected(kKeys);
+  expected[1] = expected[127] = expected[5 * kMaskBlock + 1] = 1;
+  std::fill_n(expected.begin() + kMaskBlock, kMaskBlock, uint8_t{1});
+  EXPECT_EQ(seen_of(p), expected);
+}
+
 // Any number of threads makes the same bytes.
 TEST(DataMask, ThreadsMakeTheSame) {
   const cases::Case c = parse("fp32/b2/q700/k900/h4/d8/causal/mask:dense.b.h");
@@ -241,6 +290,10 @@ const std::vector<std::string>& attention_ids() {
       "/b2/q260/k390/h4x2/d64/full/mask:dense.b.h",
       "/b2/q260/k390/h8x1/d256/causal/mask:dense.h/sink",
       "/b1/q513/k640/h2/d64/full/mask:blocks128x128.h",
+      "/b2/q260/k390/h4x2/d64/full/mask:bits.b.h",
+      "/b1/q300/k260/h2/d64/full/mask:sinks20x60",
+      "/b2/q300/k400/h2/d64/full/mask:share40of64x64.b.h",
+      "/b2/q300/k301/h4x1/d72/causal/mask:bitblocks.h/sink",
       "/b2/q200/k500/h4x1/d40/causal+w100:/mask:blocks64x64.b.h",
       "/b1/q130/k700/h2/d128/full/mask:blocks8x40/softcap20/scale0.5",
       "/b2/q140/k140/h2/d64/causal/chunk50/mask:band",

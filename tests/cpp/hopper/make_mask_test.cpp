@@ -143,10 +143,31 @@ TEST_F(MakeMask, OfBlocks) {
             .seen_of_16 = seen});
 }
 
+TEST_F(MakeMask, OfBits) {
+  for (MaskSource source : {MaskSource::kBits, MaskSource::kBitBlocks}) {
+    for_sizes([&](int64_t q, int64_t k) {
+      verify({.source = source, .seq_q = q, .seq_k = k});
+      verify({.source = source, .seq_q = q, .seq_k = k, .rule = causal(), .pad = 3});
+    });
+    for (bool garbage : {false, true})
+      for (int64_t pad : {0, 7, 16})
+        for (int64_t batch : {1, 2})
+          for (int64_t heads : {1, 3})
+            verify({.source = source,
+                    .batch = batch,
+                    .heads = heads,
+                    .seq_q = 300,
+                    .seq_k = 1024,
+                    .rule = window(-1, 50),
+                    .pad = pad,
+                    .garbage = garbage});
+  }
+}
+
 // More blocks than a thread block keeps in shared memory: it looks twice.
 TEST_F(MakeMask, OfSequencesThatTakeSeveralLooks) {
-  for (MaskSource source :
-       {MaskSource::kBand, MaskSource::kRanges, MaskSource::kDense, MaskSource::kBlocks})
+  for (MaskSource source : {MaskSource::kBand, MaskSource::kRanges, MaskSource::kDense,
+                            MaskSource::kBlocks, MaskSource::kBits, MaskSource::kBitBlocks})
     for (const auto& [q, k] : {std::pair{100, 270000}, {270000, 100}})
       verify({.source = source,
               .seq_q = q,
@@ -157,7 +178,8 @@ TEST_F(MakeMask, OfSequencesThatTakeSeveralLooks) {
 }
 
 TEST_F(MakeMask, IsTheSameEachTime) {
-  for (MaskSource source : {MaskSource::kRanges, MaskSource::kDense, MaskSource::kBlocks})
+  for (MaskSource source : {MaskSource::kRanges, MaskSource::kDense, MaskSource::kBlocks,
+                            MaskSource::kBits, MaskSource::kBitBlocks})
     verify({.source = source,
             .batch = 2,
             .heads = 2,
@@ -170,8 +192,9 @@ TEST_F(MakeMask, IsTheSameEachTime) {
 }
 
 TEST_F(MakeMask, WithoutRoomIsEmpty) {
-  for (MaskSource source : {MaskSource::kBand, MaskSource::kRanges, MaskSource::kDocuments,
-                            MaskSource::kDense, MaskSource::kBlocks}) {
+  for (MaskSource source :
+       {MaskSource::kBand, MaskSource::kRanges, MaskSource::kDocuments, MaskSource::kDense,
+        MaskSource::kBlocks, MaskSource::kBits, MaskSource::kBitBlocks}) {
     const MaskCase c{.source = source,
                      .batch = 2,
                      .seq_q = 1500,
@@ -224,7 +247,8 @@ TEST_F(MakeMask, CountsNoFurtherThanAnInt) {
 
 // A graph makes the mask again from what its source then holds.
 TEST_F(MakeMask, CanBeCaptured) {
-  for (MaskSource source : {MaskSource::kDocuments, MaskSource::kDense, MaskSource::kBlocks}) {
+  for (MaskSource source : {MaskSource::kDocuments, MaskSource::kDense, MaskSource::kBlocks,
+                            MaskSource::kBits, MaskSource::kBitBlocks}) {
     const MaskCase c{.source = source, .seq_q = 1500, .seq_k = 1700, .rule = causal()};
     const MaskInput first(c, 3), second(c, 4);
     const Made made = make_problem(first, c.shape());
@@ -233,10 +257,11 @@ TEST_F(MakeMask, CanBeCaptured) {
       EXPECT_TRUE(status.ok()) << status.message();
     });
     for (const MaskInput* in : {&first, &second, &first}) {
-      if (source == MaskSource::kDense)
-        memory_->copy_in(made.source.get(), in->bytes.data(), in->bytes.size());
-      else
+      if (!in->ints.empty())
         memory_->copy_in(made.source.get(), in->ints.data(), in->ints.size() * sizeof(int));
+      if (!in->bytes.empty())
+        memory_->copy_in((made.bits ? made.bits : made.source).get(), in->bytes.data(),
+                         in->bytes.size());
       if (!in->counts.empty())
         memory_->copy_in(made.counts.get(), in->counts.data(), in->counts.size() * sizeof(int));
       replay();

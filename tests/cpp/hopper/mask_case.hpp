@@ -26,7 +26,8 @@ struct MaskCase {
   int seen_of_16 = 8;  // pairs of a dense mask, and blocks
 
   std::string text() const {
-    const char* const names[] = {"band", "ranges", "documents", "dense", "blocks"};
+    const char* const names[] = {"band",   "ranges", "documents", "dense",
+                                 "blocks", "bits",   "bit blocks"};
     std::string s = names[int(source)];
     for (const auto& [name, value] : {std::pair{" b", batch},
                                       {" h", heads},
@@ -53,8 +54,8 @@ struct MaskCase {
 // The source's numbers, with the rows that hold them.
 struct MaskInput {
   MaskCase c;
-  std::vector<int> ints;       // ranges, documents, or the caller's blocks
-  std::vector<uint8_t> bytes;  // dense
+  std::vector<int> ints;       // ranges, documents, the caller's blocks, or blocks of bits
+  std::vector<uint8_t> bytes;  // dense or bits
   std::vector<int> counts;     // of the caller's blocks
   int64_t row = 0, rows = 0, most = 0;
 
@@ -66,6 +67,8 @@ struct MaskInput {
       case MaskSource::kDocuments: draw_documents(random); break;
       case MaskSource::kDense: draw_dense(random); break;
       case MaskSource::kBlocks: draw_blocks(random); break;
+      case MaskSource::kBits: draw_bits(random); break;
+      case MaskSource::kBitBlocks: draw_bit_blocks(random); break;
     }
   }
 
@@ -75,6 +78,10 @@ struct MaskInput {
   int64_t count_place(int64_t b, int64_t h, int64_t which) const {
     return c.pad + (b * c.heads + h) * rows + which;
   }
+
+  // Of blocks of bits: how many there are, and the bytes from row to row.
+  static constexpr int64_t kBlocksOfBits = 7;
+  int64_t bit_row() const { return kMaskBlock / 8 + c.pad; }
 
   // Rows of queries by keys that see each other: a byte each.
   std::vector<uint8_t> seen(int64_t b, int64_t h) const {
@@ -110,6 +117,17 @@ struct MaskInput {
     };
     if (c.source == MaskSource::kDense) {
       for (int64_t j = 0; j < c.seq_k; ++j) own[j] = bytes[size_t(place(b, h, i) + j)] != 0;
+    } else if (c.source == MaskSource::kBits) {
+      for (int64_t j = 0; j < c.seq_k; ++j)
+        own[j] = bytes[size_t(place(b, h, i) + j / 8)] >> (j % 8) & 1;
+    } else if (c.source == MaskSource::kBitBlocks) {
+      for (int64_t j = 0; j < c.seq_k; ++j) {
+        const int which = ints[size_t(place(b, h, i / kMaskBlock) + j / kMaskBlock)];
+        const int64_t at = c.pad + (int64_t{which} * kMaskBlock + i % kMaskBlock) * bit_row();
+        own[j] =
+            which == kAllSeen || (which >= 0 && which < kBlocksOfBits &&
+                                  (bytes[size_t(at + j % kMaskBlock / 8)] >> (j % 8) & 1) != 0);
+      }
     } else if (c.source == MaskSource::kBlocks) {
       const int64_t of = i / c.block_rows;
       const int64_t count = std::min<int64_t>(counts[size_t(count_place(b, h, of))], most);
@@ -181,6 +199,30 @@ struct MaskInput {
       const bool some = int(random() % 16) < c.seen_of_16;
       const bool sees = kind == 0 ? some : kind != 1;
       bytes[size_t(at)] = sees ? uint8_t(1 + random() % 255) : 0;
+    }
+  }
+  // Runs that are seen, hidden or neither; bits after the last key too.
+  void fill_bits(std::mt19937& random) {
+    for (size_t at = size_t(c.pad); at < bytes.size();) {
+      const size_t end = std::min(bytes.size(), at + 1 + size_t(below(random, 60)));
+      const auto kind = random() % 4;
+      for (; at < end; ++at) bytes[at] = uint8_t(kind == 0 ? 0 : kind == 1 ? 255 : random());
+    }
+  }
+  void draw_bits(std::mt19937& random) {
+    set_rows(c.seq_q, (c.seq_k + 7) / 8);
+    bytes.resize(size_t(place(c.batch, 0, 0)));
+    fill_bits(random);
+  }
+  void draw_bit_blocks(std::mt19937& random) {
+    const MaskShape shape = c.shape();
+    set_rows(shape.q_blocks(), shape.k_blocks());
+    ints.resize(size_t(place(c.batch, 0, 0)));
+    bytes.resize(size_t(c.pad + kBlocksOfBits * kMaskBlock * bit_row()));
+    fill_bits(random);
+    for (int& which : ints) {
+      which = below(random, kBlocksOfBits + 3) - 2;  // hidden, all, a block, or one too many
+      if (c.garbage && random() % 4 == 0) which = garbage_of(random);
     }
   }
   void draw_blocks(std::mt19937& random) {

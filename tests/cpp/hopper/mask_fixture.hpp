@@ -18,7 +18,7 @@ class MakeMask : public HopperTest {
   // A source on the device, and memory of a mask.
   struct Made {
     MaskProblem problem;
-    std::shared_ptr<void> source, counts, memory;
+    std::shared_ptr<void> source, counts, bits, memory;
     size_t bytes = 0;
   };
 
@@ -37,13 +37,13 @@ class MakeMask : public HopperTest {
     p.shape = shape;
     p.rule = c.rule;
     p.source = c.source;
-    const bool dense = c.source == MaskSource::kDense;
-    made.source = dense ? upload(in.bytes) : upload(in.ints);
+    const bool bytes = c.source == MaskSource::kDense || c.source == MaskSource::kBits;
+    made.source = bytes ? upload(in.bytes) : upload(in.ints);
     made.counts = upload(in.counts);
     // A dimension of size 1 has no stride (core/mask_problem.hpp).
     const auto stride = [](int64_t size, int64_t own) { return size > 1 ? own : 0; };
     if (c.source != MaskSource::kBand) {
-      p.tensor.data = static_cast<const std::byte*>(made.source.get()) + c.pad * (dense ? 1 : 4);
+      p.tensor.data = static_cast<const std::byte*>(made.source.get()) + c.pad * (bytes ? 1 : 4);
       p.tensor.stride_batch = stride(c.batch, c.heads * in.rows * in.row);
       p.tensor.stride_head = stride(c.heads, in.rows * in.row);
       p.tensor.stride_row = stride(in.rows, in.row);
@@ -55,6 +55,11 @@ class MakeMask : public HopperTest {
       p.counts.stride_head = stride(c.heads, in.rows);
       p.counts.size = in.rows;
       p.block_rows = c.block_rows, p.block_keys = c.block_keys;
+    }
+    if (c.source == MaskSource::kBitBlocks) {
+      made.bits = upload(in.bytes);
+      p.block_bits = {static_cast<const std::byte*>(made.bits.get()) + c.pad,
+                      MaskInput::kBlocksOfBits, kMaskBlock * in.bit_row(), in.bit_row()};
     }
     p.stream = memory_->stream();
     made.bytes = size_t(MaskPlaces::of(shape).bytes);

@@ -33,8 +33,9 @@ class GuardedMask : public MakeMask, public testing::WithParamInterface<Place> {
 };
 
 TEST_P(GuardedMask, NothingOutsideIsTouched) {
-  for (MaskSource source : {MaskSource::kBand, MaskSource::kRanges, MaskSource::kDocuments,
-                            MaskSource::kDense, MaskSource::kBlocks})
+  for (MaskSource source :
+       {MaskSource::kBand, MaskSource::kRanges, MaskSource::kDocuments, MaskSource::kDense,
+        MaskSource::kBlocks, MaskSource::kBits, MaskSource::kBitBlocks})
     for (int64_t size : {1, 129, 1000, 1280})
       for (int64_t pad : {0, 1})
         verify({.source = source,

@@ -139,8 +139,8 @@ void make(const Case& c, HostMask* to) {
 
 // What one counts with the oracle's pairs, from the lists: of all sequences and query heads.
 MaskFacts facts_of(const Case& c, const flash3_mask& m) {
-  const MaskShape shape{m.batch, m.heads, m.seq_q, m.seq_k, m.ranges, m.blocks, m.partial_blocks,
-                        m.granularity};
+  const MaskShape shape{m.batch,  m.heads,  m.seq_q,          m.seq_k,
+                        m.ranges, m.blocks, m.partial_blocks, m.granularity};
   const MaskMemory memory = MaskMemory::of(shape, m.data);
   MaskFacts facts;
   facts.all_blocks = shape.all_blocks();

@@ -216,7 +216,7 @@ class Bench {
             ? make_backward_problem(&prepared.backward, Pointers::kRequired, &backward)
             : make_forward_problem(&prepared.forward, Pointers::kRequired, &forward);
     if (!status.ok()) throw std::runtime_error(status.message());
-    const MaskPairs* const mask = prepared.mask ? &prepared.mask->pairs : nullptr;
+    const MaskPairs* const mask = prepared.mask ? &prepared.mask->pairs() : nullptr;
     const auto run = [&] {
       if (prepared.c.backward)
         attention_backward_naive(backward, options_.threads, mask);

@@ -29,7 +29,8 @@ std::string mask_line(const cases::Case& c) {
   if (!facts) return "";
   const int64_t blocks = facts->full + facts->quarters + facts->ranges + facts->bits;
   return format(
-      "mask blocks: {} of {} are listed: {} full, {} by quarters, {} by ranges, {} by bits; {:.2f} % "
+      "mask blocks: {} of {} are listed: {} full, {} by quarters, {} by ranges, {} by bits; {:.2f} "
+      "% "
       "of all pairs are seen\n",
       blocks, facts->all_blocks, facts->full, facts->quarters, facts->ranges, facts->bits,
       100 * seen_share(c));

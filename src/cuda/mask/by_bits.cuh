@@ -29,8 +29,7 @@ struct ByBits {
     int number = kAllPairsSeen;
     if constexpr (kOfBlocks) {
       number = __ldg(p.source.row<int>(of.batch, of.head, of.block) + block);
-      if (number != kAllPairsSeen && (number < 0 || number >= p.block_bits.blocks))
-        return {};
+      if (number != kAllPairsSeen && (number < 0 || number >= p.block_bits.blocks)) return {};
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -34,6 +34,17 @@ struct alignas(8) MaskTile {
 template <bool kLists>
 struct KeysOfTile {};
 
+// What such a consumer does otherwise; without lists nothing.
+template <bool kLists>
+struct ListedTiles {
+  template <class Consumer>
+  static __device__ __forceinline__ KeysOfTile<false> begin(const Consumer&) {
+    return {};
+  }
+  template <class Consumer, class Tile>
+  static __device__ __forceinline__ void read(const Consumer&, Tile&, int) {}
+};
+
 // Shared memory with what goes with the stages of listed tiles, if there are any.
 template <class Shared, class Listed, int kStages, bool kLists>
 struct WithListed : Shared {};

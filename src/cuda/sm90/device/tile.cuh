@@ -86,31 +86,6 @@ __device__ __forceinline__ void issue_abt(float (&r)[BTile::kRows / 2], Descript
   wgmma_commit();
 }
 
-// The same with A in registers, as load_rows() has it.
-template <Element T, class BTile>
-__device__ __forceinline__ void issue_abt(float (&r)[BTile::kRows / 2],
-                                          uint32_t (&r_a)[BTile::kCols / 4], Descriptor b) {
-  mark_undefined(r);
-  fence_operand(r_a);
-  wgmma_fence();
-#pragma unroll
-  for (int col = 0; col < BTile::kCols; col += BTile::kStep) {
-    Wgmma<T, BTile::kRows>::template rs<false>(r, &r_a[col / 4], b + BTile::k_step(col), col != 0);
-  }
-  wgmma_commit();
-}
-
-// Loads a warpgroup's rows of a tile as the operand in registers. 16 bits.
-template <class Tile>
-__device__ __forceinline__ void load_rows(uint32_t (&r)[Tile::kCols / 4], const void* shared,
-                                          int thread) {
-  const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
-  const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-#pragma unroll
-  for (int col = 0; col < Tile::kCols; col += 16)
-    ldmatrix_x4(base + Tile::offset(row, col + lane / 16 * 8), &r[col / 4]);
-}
-
 // Issues D += A·B, A [64, BTile::kRows] packed by pack_probabilities, and commits it as one group:
 // O += P·V, dV += Pᵀ·dOut or dK += dSᵀ·Q.
 template <Element T, class BTile>

@@ -20,20 +20,9 @@
 
 namespace flash3::cuda::sm90 {
 
-// The walk over the halves of a list's blocks: seen_keys.cuh.
-template <class Consumer>
-__device__ __forceinline__ void run_listed_tiles(Consumer& c, typename Consumer::Tile& tile);
-
 // What becomes of a block's split of a work tile's keys: split.cuh.
 template <class Traits>
 struct SplitRows;
-
-// Key tiles of a work tile, from one warpgroup's point of view.
-struct KeyTileRanges {
-  TileMask::Range loaded;    // for the block: each of them is to be released
-  TileMask::Range seen;      // by this warpgroup's queries, or one that they do not see
-  TileMask::Range unmasked;  // no mask runs through them
-};
 
 template <class Traits, class Operands, class Store>
 struct Consumer {
@@ -41,6 +30,8 @@ struct Consumer {
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using KvState = typename Traits::KvState;
+  using TraitsType = Traits;
+  using Listed = ListedTiles<Traits::kLists>;
   using OperandsType = Operands;
   using StoreType = Store;
   using Score = typename Operands::Score;
@@ -107,12 +98,12 @@ struct Consumer {
       : params(p), shared(s), warpgroup(w) {}
 
   __device__ __forceinline__ void begin() {
-    ping_pong.start();
+    if constexpr (!kPassesTiles) ping_pong.start();
     warp = 4 * warpgroup + Operands::warp_in_warpgroup(thread);
   }
   __device__ __forceinline__ void finish() {
     if (kHoldQ && previous_q_is_held) Store::wait_until_read();  // memory must outlive its stores
-    ping_pong.finish();
+    if constexpr (!kPassesTiles) ping_pong.finish();
   }
 
   __device__ __forceinline__ WarpOutput output() const {
@@ -186,50 +177,6 @@ struct Consumer {
     source.release();
   }
 
-  __device__ __forceinline__ KeysOfTile<kLists> listed_keys() const {
-    if constexpr (!kLists) {
-      return {};
-    } else {
-      static_assert(kDescribeUnderScores, "the work tile is still there");
-      const WorkTile& work = tiles.tile();
-      return {{params.mask, work.sequence.batch, work.head_group, work.query,
-               warpgroup * kWarpgroupRows + row, warpgroup * kWarpgroupThreads + thread}};
-    }
-  }
-  // Finds out what is seen of the key tile at this stage of K, while its scores are under way.
-  __device__ __forceinline__ void read_listed_keys(Tile& tile, int stage) const {
-    if constexpr (kLists) {
-      const MaskTile listed = shared.listed[stage];
-      tile.listed.seen.template read<kTileN>(params.mask, tile.listed.rows, listed, warpgroup);
-      __syncwarp();  // before one lane releases the stage
-    }
-  }
-
-  // Goes on to the next key tile of the list that the warpgroup sees; false if there is none. K of
-  // those between goes back unread. Their V waits for that of the tile before, and the other
-  // warpgroup may wait for it: so that this one never waits for both, it takes one that it does not
-  // see after as many as fill the ring with the one before.
-  __device__ __forceinline__ bool find_listed_tile(Tile& tile) {
-    for (int most = kStages - 1; !tile.listed.last; --most) {
-      const int stage = k_state.stage;
-      wait(&shared.k_barriers.full[stage], k_state.phase, "k_full");
-      const MaskTile listed{unsigned(uniform(int(shared.listed[stage].bits))), 0};
-      tile.listed.last = listed.last();
-      if (listed.sees(warpgroup, listed.tile() % 2) || most == 0) return true;
-      __syncwarp();
-      release(&shared.k_barriers.empty[stage], thread);
-      k_state.advance();
-    }
-    return false;
-  }
-  // V of the tile whose product is done, and of those that were passed over since.
-  __device__ __forceinline__ void release_v_before(const KvState& end) {
-    for (; pending_v.stage != end.stage || pending_v.phase != end.phase; pending_v.advance()) {
-      wait(&shared.v_barriers.full[pending_v.stage], pending_v.phase, "v_full");
-      release(&shared.v_barriers.empty[pending_v.stage], thread);
-    }
-  }
-
   __device__ __forceinline__ Operands make_operands() const {
     return {params, shared, q_state.stage, warpgroup};
   }
@@ -240,19 +187,20 @@ struct Consumer {
   // P of the first key tile; no other product runs beside its scores, but `meanwhile` does.
   template <class Meanwhile>
   __device__ __forceinline__ void first_key_tile(Tile& tile, const Meanwhile& meanwhile) {
-    if constexpr (kPassesTiles) pending_v = k_state;
-    first_scores(tile, meanwhile);
+    if constexpr (kPassesTiles)
+      Listed::first_scores(*this, tile, meanwhile);
+    else
+      first_scores(tile, meanwhile);
     begin_softmax(tile);
     tile.operands.make_probabilities(tile);
   }
   template <class Meanwhile>
   __device__ __forceinline__ void first_scores(Tile& tile, const Meanwhile& meanwhile) {
-    wait_for_queries(tile);
+    wait(&shared.q_barriers[warpgroup].full[q_state.stage], q_state.phase, "q_full");
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
-    issue_scores(tile, tile.scores, k_state.stage);
+    issue_scores(tile.scores, tile.q, k_state.stage);
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
-    if constexpr (kPassesTiles) tile.listed.last = shared.listed[k_state.stage].last();
-    read_listed_keys(tile, k_state.stage);
+    Listed::read(*this, tile, k_state.stage);
     meanwhile();
     tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
@@ -267,7 +215,7 @@ struct Consumer {
     ping_pong.wait();
     issue_scores(tile.scores, tile.q, stage);
     issue_output(tile, v_state_at(stage));
-    read_listed_keys(tile, stage);
+    Listed::read(*this, tile, stage);
   }
 
   // P of this key tile; O of the one before it comes in between.
@@ -318,7 +266,7 @@ struct Consumer {
     wgmma_wait<0>();
     fence_operand(tile.output);
     if constexpr (kPassesTiles)
-      release_v_before(k_state);
+      Listed::release_v(*this);
     else
       release(&shared.v_barriers.empty[last_v.stage], thread);
     tile.operands.complete_output(tile);
@@ -372,22 +320,8 @@ struct Consumer {
   }
 
   // Starts S = Q·Kᵀ; K is there.
-  __device__ __forceinline__ void issue_scores(float (&scores)[kTileN / 2], Descriptor q,
-                                               int stage) const {
+  __device__ __forceinline__ void issue_scores(Scores& scores, Descriptor q, int stage) const {
     Operands::issue_scores(scores, q, k + stage * KTile::kBytes);
-  }
-  // The same, of a tile's queries where they are.
-  __device__ __forceinline__ void issue_scores(Tile& tile, float (&scores)[kTileN / 2],
-                                               int stage) const {
-    if constexpr (Traits::kQInRegisters)
-      Operands::issue_scores(scores, tile.queries, k + stage * KTile::kBytes);
-    else
-      issue_scores(scores, tile.q, stage);
-  }
-  __device__ __forceinline__ void wait_for_queries(Tile& tile) const {
-    wait(&shared.q_barriers[warpgroup].full[q_state.stage], q_state.phase, "q_full");
-    if constexpr (Traits::kQInRegisters)
-      load_rows<QTile>(tile.queries, shared.q[q_state.stage][warpgroup], thread);
   }
   // Starts O += P·V.
   __device__ __forceinline__ void issue_output(Tile& tile, const KvState& v_state) {
@@ -490,14 +424,14 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .alpha = alpha,
                                  .row = c.row,
                                  .key_in_tile = c.key_in_tile,
-                                 .listed = c.listed_keys()};
+                                 .listed = Consumer::Listed::begin(c)};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);
       c.hand_back(c.tiles);
     });
     if constexpr (Consumer::kPassesTiles)
-      run_listed_tiles(c, tile);
+      Consumer::Listed::run(c, tile);
     else
       run_key_tiles(c, tile);
     float inverse_sum[2], lse[2];

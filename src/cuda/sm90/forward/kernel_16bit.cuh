@@ -38,11 +38,6 @@ struct Operands16Bit {
                                                       Descriptor k) {
     issue_abt<Traits::kElement, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
   }
-  static __device__ __forceinline__ void issue_scores(float (&r_s)[kTileN / 2],
-                                                      uint32_t (&r_q)[Traits::kQRegisters],
-                                                      Descriptor k) {
-    issue_abt<Traits::kElement, typename Traits::KTile>(r_s, r_q, k);
-  }
   template <class Tile>
   __device__ __forceinline__ void issue_output(Tile& tile, Descriptor v) const {
     issue_add_ab<Traits::kElement, typename Traits::VTile>(tile.output, tile.probabilities, v);

@@ -48,24 +48,6 @@ struct PingPongBarrier {
   }
 };
 
-// Warpgroups that issue as they come: those that pass over key tiles of a list keep no step.
-struct NoOrder {
-  int warpgroup;
-
-  __device__ __forceinline__ void start() const {}
-  __device__ __forceinline__ void wait() const {}
-  __device__ __forceinline__ void arrive() const {}
-  __device__ __forceinline__ void finish() const {}
-};
-template <bool kOrdered, class Order>
-struct OrderOrNone {
-  using Type = Order;
-};
-template <class Order>
-struct OrderOrNone<false, Order> {
-  using Type = NoOrder;
-};
-
 // A number that is part of the type, for lambdas: f(Constant<1>{}) with `constexpr int i = c.value`
 // inside.
 template <int kValue>
@@ -126,9 +108,7 @@ struct ForwardConstants {
   // Short sequences may share a tile; FP8: a tile's keys have one scale.
   static constexpr bool kSlots = kConfig.operands == Operands::k16Bit;
 
-  using PingPong =
-      typename OrderOrNone<!kPassesTiles,
-                           PingPongBarrier<kWarpgroups, ForwardBarrier::kPingPong>>::Type;
+  using PingPong = PingPongBarrier<kWarpgroups, ForwardBarrier::kPingPong>;
   using KvState = PipelineState<kStages>;
   using QState = PipelineState<kQStages>;
 };

@@ -195,4 +195,11 @@ __device__ __forceinline__ void store_empty(const ForwardParams& params, const W
   output.store<true>(row, {lse, -kInfinity});
 }
 
+// Key tiles of a work tile, from one warpgroup's point of view.
+struct KeyTileRanges {
+  TileMask::Range loaded;    // for the block: each of them is to be released
+  TileMask::Range seen;      // by this warpgroup's queries, or one that they do not see
+  TileMask::Range unmasked;  // no mask runs through them
+};
+
 }  // namespace flash3::cuda::sm90

@@ -22,11 +22,11 @@ __device__ __forceinline__ MaskList read_list(const MaskList* list) {
 }
 
 // The query tiles of a list: n counts those of all lists.
-struct ListedTiles {
+struct TilesOfList {
   int begin, end;
 };
 template <class Traits>
-__device__ __forceinline__ ListedTiles listed_tiles(const BackwardParams& params,
+__device__ __forceinline__ TilesOfList listed_tiles(const BackwardParams& params,
                                                     const KeyTile& work, int head) {
   constexpr int kTiles = kQueryTilesOfBlock<Traits>;
   const MaskList list =
@@ -61,7 +61,7 @@ template <class Traits>
 __device__ __forceinline__ int listed_steps(const BackwardParams& params, const KeyTile& work) {
   int steps = 0;
   for (int own = 0; own < params.heads_per_kv_head; ++own) {
-    const ListedTiles tiles =
+    const TilesOfList tiles =
         listed_tiles<Traits>(params, work, work.kv_head * params.heads_per_kv_head + own);
     for (int n = tiles.begin + int(threadIdx.x % 32); n < tiles.end; n += 32)
       steps += ListedTile<Traits>(params, work, n).walked;
@@ -87,7 +87,7 @@ struct ListedPlace : QueryPlace {
 
  private:
   __device__ __forceinline__ void open_list(const BackwardParams& params, const KeyTile& work) {
-    const ListedTiles tiles = listed_tiles<Traits>(params, work, head);
+    const TilesOfList tiles = listed_tiles<Traits>(params, work, head);
     n = tiles.begin;
     end = tiles.end;
   }

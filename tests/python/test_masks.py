@@ -221,6 +221,14 @@ def test_a_source_changes_its_device():
     assert masks.band(causal=True).to("meta").device is None
 
 
+def test_a_captured_source_lies_where_its_mask_does(monkeypatch):
+    """A graph would copy it from memory of the host that may be gone."""
+    monkeypatch.setattr(_mask_make, "_is_capturing", lambda device: True)
+    source, _ = MASKS["documents"]()
+    with pytest.raises(NotImplementedError, match="the source lies on cpu and a CUDA graph is being captured; bring it to meta before"):
+        source.make(device="meta", max_blocks=0)
+
+
 @pytest.mark.gpu
 def test_on_a_gpu():
     """Made there of what lies on the CPU; on another stream another one, as the first one's memory is the first stream's."""
@@ -242,13 +250,13 @@ def test_on_a_gpu():
         for gradient, exact in zip(got, wanted):
             torch.testing.assert_close(gradient.double(), exact.double(), atol=4e-2, rtol=4e-2)
     assert len(_mask_kept._made[source][1]) == 2
-    graph = torch.cuda.CUDAGraph()
+    graph, there = torch.cuda.CUDAGraph(), source.to("cuda")
     with torch.no_grad(), torch.cuda.graph(graph):
         with pytest.raises(NotImplementedError, match="mask is a MaskSource and a CUDA graph is being captured"):
             flash3.attention(q, k, v, mask=source)
         with pytest.raises(NotImplementedError, match="max_blocks = None and a CUDA graph is being captured"):
-            source.make(device="cuda")
-        captured = flash3.attention(q, k, v, mask=source.make(device="cuda", max_blocks=0))
+            there.make()
+        captured = flash3.attention(q, k, v, mask=there.make(max_blocks=0))
     graph.replay()
     torch.testing.assert_close(captured, out)
 

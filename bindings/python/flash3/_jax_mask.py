@@ -110,7 +110,7 @@ def question(source, q, k, options):
     _c.check(_c.lib.flash3_mask_size(ctypes.byref(params), ctypes.byref(size)))
     (name, x), = source.items()
     return Mask(size=size.value, batch=x.shape[0], heads=1 if name == "documents" else x.shape[1],
-                ranges=x.shape[2] // 2 if name == "ranges" else 1, **same)
+                ranges=x.shape[2] // 2 if name == "ranges" else 1, granularity=128, **same)
 
 
 def is_copied(name, x, is_mapped, batch):

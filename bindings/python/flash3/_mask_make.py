@@ -38,6 +38,9 @@ def make(source, seq_q, seq_k, device, max_blocks=None, max_partial_blocks=None)
     if max_blocks is None and _is_capturing(device):
         raise NotImplementedError("max_blocks = None and a CUDA graph is being captured; to count blocks waits for the device: make the mask "
                                   "before, or give max_blocks")
+    if source.device is not None and source.device.type != device.type and _is_capturing(device):
+        raise NotImplementedError(f"the source lies on {source.device} and a CUDA graph is being captured; bring it to {device} before, by "
+                                  "source.to()")
     source = source.to(device)
     tensors, named = source.arguments()
     sizes = {"batch": source.shape[0], "heads_q": source.shape[1], "seq_q": source.seq_q, "seq_k": source.seq_k}

@@ -7,7 +7,7 @@
 namespace flash3 {
 namespace {
 
-constexpr int64_t kSizes[] = {0, 1, 63, 64, 65, 127, 128, 129, 192, 1000, 4097};
+constexpr int64_t kSizes[] = {0, 1, 64, 128, 129, 190, 1000, 4097};
 
 MaskRule causal() { return {.window_right = 0}; }
 MaskRule window(int64_t left, int64_t right) { return {left, right}; }

@@ -12,8 +12,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = "include/flash3/version.h"
-# Ways to name the version: files and requirements (flash3-0.1.0, flash3_drop_in-0.1.0, flash3==0.1.0), what programs print
-# (flash3 0.1.0), the tag that a build takes, and the oldest version that it finds.
+# Ways to name the version: files and requirements (flash3-X.Y.Z, flash3_drop_in-X.Y.Z, flash3==X.Y.Z), what programs print
+# (flash3 X.Y.Z), the tag that a build takes, and the oldest version that it finds.
 NAMED = re.compile(r"\bflash3(?:[-_]drop[-_]in)?(?:-|==| )v?(?P<version>\d+\.\d+\.\d+)\b(?!\.abi)|"
                    r"\bGIT_TAG v(?P<tag>\d+\.\d+\.\d+)\b|"
                    r"\bfind_package\(flash3 (?P<least>\d+\.\d+)(?= REQUIRED\))")

@@ -18,7 +18,7 @@ die() { echo "release: $*" >&2; exit 1; }
 version=$(sed -n 's/^#define FLASH3_VERSION_STRING "\(.*\)"/\1/p' include/flash3/version.h)
 changes=$(git status --porcelain)
 [ -z "$changes" ] || die "the tree is dirty; commit or remove this first:"$'\n'"$changes"
-python3 tests/gates/check_version.py >&2 || die "not all names the version $version"
+python3 tests/gates/check_version.py >&2 || die "a place names another version than $version"
 python3 tests/gates/check_abi.py --release >&2 || die "abi/ is not this release's"
 python=build/toolchain/python/bin/python
 [ -x $python ] || die "$python is not there: scripts/setup.sh release"

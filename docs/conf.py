@@ -54,7 +54,15 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = f"flash3 {release}"
 html_extra_path = ["root"]
+html_static_path = ["site"]
+html_css_files = ["site.css"]
 html_copy_source = False
+
+# A picture in a page: two files, of which a forge shows the one that fits the system's theme.
+PICTURE = re.compile(r'''<picture>
+\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">
+\s*<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)">
+\s*</picture>''')
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +74,13 @@ def require_docstring(app, what, name, obj, skip, options):
         logger.warning("%s.%s has no docstring", obj.__module__, name)
 
 
-def copy_pictures(app, doctree):
-    """Copies what the HTML in a page shows, such as a <picture>: Sphinx does not look into HTML."""
+def show_pictures(app, doctree):
+    """Copies the pictures that HTML in a page shows, since Sphinx does not look into HTML, and shows that of the theme that the reader has
+    chosen: a <picture>, as a forge needs it, knows only that of the system."""
     page = pathlib.Path(doctree["source"])
     for html in doctree.findall(nodes.raw):
-        for name in re.findall(r'\b(?:src|srcset)="([^":]+)"', html.astext()):
+        text = html.astext()
+        for name in re.findall(r'\b(?:src|srcset)="([^":]+)"', text):
             picture = (page.parent / name).resolve()
             if not picture.is_file():
                 logger.warning("%s: there is no picture %s", page.relative_to(ROOT), name)
@@ -78,6 +88,13 @@ def copy_pictures(app, doctree):
             copy = pathlib.Path(app.outdir) / picture.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(picture, copy)
+        shown = PICTURE.sub(r'''<div class="figure" tabindex="0">
+<img class="only-light" loading="lazy" alt="\g<alt>" src="\g<light>">
+<img class="only-dark" loading="lazy" alt="\g<alt>" src="\g<dark>">
+</div>''', text)
+        if "<picture" in shown:
+            logger.warning("%s: a <picture> of another form than conf.py's PICTURE", page.relative_to(ROOT))
+        html.replace_self(nodes.raw("", shown, format="html"))
 
 
 def unlink_folders(app, doctree):
@@ -90,5 +107,5 @@ def unlink_folders(app, doctree):
 
 def setup(app):
     app.connect("autodoc-skip-member", require_docstring)
-    app.connect("doctree-read", copy_pictures)
+    app.connect("doctree-read", show_pictures)
     app.connect("doctree-read", unlink_folders)

@@ -307,6 +307,10 @@ class MaskSource:
                 file.write(text)
         return text
 
+    def _repr_svg_(self):
+        """What a notebook shows: the picture of the first sequence and head; nothing of a mask that does not know its sizes."""
+        return None if self.seq_q is None or self.seq_k is None else self.draw()
+
 
 def _of_ranges(ranges, seq_q, seq_k):
     """A mask of normalised ranges; None if there are too many of them, which is read from the device where it is not sure."""

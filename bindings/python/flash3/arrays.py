@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash3's C calls as they are: every tensor, also those for the results, is the caller's.
+"""flash3's C calls with Python's arrays: the caller owns every tensor, including the results.
 
 Tensors are torch tensors, numpy arrays, or anything with __array_interface__, __dlpack__ or __cuda_array_interface__ (ml_dtypes,
-CuPy, Numba, JAX …), on the host or on a GPU, and nothing is copied; one whose memory is not all that it means, as with torch's lazy
-negation or a mask of numpy's, is refused. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x),
-with x of uint8. There is no autograd here; see flash3.attention for that. Errors are raised as there.
+CuPy, Numba, JAX …), on the host or on a GPU. Nothing is copied. A tensor whose memory alone does not give its value, such as torch's
+lazy negation or a masked array of numpy, is refused. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x) with x of
+uint8. There is no autograd here; see flash3.attention for that. Errors are the same as there.
 
-forward, backward, quantize and merge write into the results that they are given. With like= they make those that are None, on the
-device of the inputs, and return all; a GPU's workspace is made too. like is an array of the library that makes them, or that library
-as a module (numpy, cupy, torch, or any with the array API's functions), or a function of (shape, dtype, device), as
-((2, 8), "bfloat16", "cuda:0"), that returns a new array. A library makes them on its current stream, which must be the call's.
-FP8 that the library does not have is E4M3(x), with x of its uint8. Rows of no token are 0, their lse is -inf and their scale 1; what a
-function made stays there as it was.
+forward, backward, quantize and merge write into the results that they are given. With like= they make the results that are None, on
+the device of the inputs, and return all results; on a GPU they also make the workspace. like is an array of a library, that library
+as a module (numpy, cupy, torch, or any with the array API's functions), or a function that takes (shape, dtype, device), such as
+((2, 8), "bfloat16", "cuda:0"), and returns a new array. A library makes arrays on its current stream, which must be the call's.
+If the library has no FP8, a result is E4M3(x) with x of its uint8. Rows of no token are 0, their lse is -inf and their scale 1; in an
+array that a function has made they stay as they were.
 
 Options of forward and backward, all by keyword, as in flash3/flash3.h::
 
@@ -68,7 +68,7 @@ __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "bac
 
 
 class Schedule(NamedTuple):
-    """Which part of a GPU computes what of a call on a KV cache, listed once for all calls that have the same lengths."""
+    """The list of which part of a GPU computes what, of calls on a KV cache that have the same lengths."""
     data: object  #: a dense tensor of bytes, or (address, bytes); None where no bytes are needed, as on a CPU
     key: int  #: says which calls it is for, those of the same sizes, mask and other options on the same device
 

@@ -86,6 +86,8 @@ def unreached(leads_to):
 
 
 def wide_code(pages):
+    if not any(page.code for page in pages.values()):
+        yield "no page has code: the check looks in the wrong place"
     for name, page in pages.items():
         for line in "\n".join(page.code).splitlines():
             if len(line) > CODE_COLUMNS:
@@ -113,7 +115,7 @@ def main(folder):
     bad += wide_code(pages)
     links = sum(len(page.links) for page in pages.values())
     print("\n".join(bad) or f"{len(pages)} pages with {links} links in order")
-    return bool(bad) or START not in pages or not any(page.code for page in pages.values())
+    return bool(bad) or START not in pages
 
 
 if __name__ == "__main__":

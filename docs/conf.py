@@ -5,6 +5,7 @@ Sphinx's source folder is the repository's root, so that a link between .md file
 to another file downloads it, and one to a folder is text.
 """
 import ctypes
+import html
 import pathlib
 import re
 import shutil
@@ -15,6 +16,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.ext.autodoc.mock import ismock
 from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = (ROOT / "include/flash3/version.h").read_text(encoding="utf-8")
@@ -54,7 +56,16 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = f"flash3 {release}"
 html_extra_path = ["root"]
+html_static_path = ["site"]
+html_css_files = ["site.css"]
 html_copy_source = False
+
+# A picture in a page: two files, of which a forge shows the one that fits the system's theme.
+PICTURE = re.compile(r'''<picture>
+\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">
+\s*<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)">
+\s*</picture>''')
+PICTURES = {}  # {file of the light one: [(page that shows it, parts of PICTURE), …]}
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +77,13 @@ def require_docstring(app, what, name, obj, skip, options):
         logger.warning("%s.%s has no docstring", obj.__module__, name)
 
 
-def copy_pictures(app, doctree):
-    """Copies what the HTML in a page shows, such as a <picture>: Sphinx does not look into HTML."""
+def show_pictures(app, doctree):
+    """Copies the pictures that HTML in a page shows, since Sphinx does not look into HTML, and shows that of the theme that the reader has
+    chosen: a <picture>, as a forge needs it, knows only that of the system."""
     page = pathlib.Path(doctree["source"])
-    for html in doctree.findall(nodes.raw):
-        for name in re.findall(r'\b(?:src|srcset)="([^":]+)"', html.astext()):
+    for raw in doctree.findall(nodes.raw):
+        text = raw.astext()
+        for name in re.findall(r'\b(?:src|srcset)="([^":]+)"', text):
             picture = (page.parent / name).resolve()
             if not picture.is_file():
                 logger.warning("%s: there is no picture %s", page.relative_to(ROOT), name)
@@ -78,6 +91,39 @@ def copy_pictures(app, doctree):
             copy = pathlib.Path(app.outdir) / picture.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(picture, copy)
+        shown_on = app.env.path2doc(page)
+        for picture in PICTURE.finditer(text):
+            PICTURES.setdefault(page.parent / picture["light"], []).append((shown_on, picture.groupdict()))
+        shown = PICTURE.sub(r'''<div class="figure" tabindex="0">
+<img class="only-light" loading="lazy" alt="\g<alt>" src="\g<light>">
+<img class="only-dark" loading="lazy" alt="\g<alt>" src="\g<dark>">
+</div>''', text)
+        if "<picture" in shown:
+            logger.warning("%s: a <picture> of another form than conf.py's PICTURE", page.relative_to(ROOT))
+        raw.replace_self(nodes.raw("", shown, format="html"))
+
+
+class Gallery(SphinxDirective):
+    """A place for all pictures of other pages, small, each with a link to the first page that shows it."""
+
+    def run(self):
+        return [nodes.raw("", "", format="html", classes=["gallery"])]
+
+
+def fill_galleries(app, doctree, docname):
+    """When all pages have been read."""
+    for place in doctree.findall(lambda node: isinstance(node, nodes.raw) and "gallery" in node["classes"]):
+        parts = []
+        for shown_on in PICTURES.values():
+            page, picture = shown_on[0]
+            if any(other == docname for other, _ in shown_on):
+                continue
+            folder = pathlib.PurePosixPath(app.builder.get_relative_uri(docname, page)).parent
+            images = "".join(f'<img class="only-{theme}" loading="lazy" alt="{picture["alt"]}" src="{folder / picture[theme]}">'
+                             for theme in ("light", "dark"))
+            title = html.escape(app.env.titles[page].astext())
+            parts.append(f'<p><a href="{app.builder.get_relative_uri(docname, page)}">{images}<br>{title}</a>: {picture["alt"]}</p>')
+        place.replace_self(nodes.raw("", "".join(parts), format="html"))
 
 
 def unlink_folders(app, doctree):
@@ -90,5 +136,7 @@ def unlink_folders(app, doctree):
 
 def setup(app):
     app.connect("autodoc-skip-member", require_docstring)
-    app.connect("doctree-read", copy_pictures)
+    app.add_directive("gallery", Gallery)
+    app.connect("doctree-read", show_pictures)
+    app.connect("doctree-resolved", fill_galleries)
     app.connect("doctree-read", unlink_folders)

@@ -18,8 +18,8 @@ die() { echo "release: $*" >&2; exit 1; }
 version=$(sed -n 's/^#define FLASH3_VERSION_STRING "\(.*\)"/\1/p' include/flash3/version.h)
 changes=$(git status --porcelain)
 [ -z "$changes" ] || die "the tree is dirty; commit or remove this first:"$'\n'"$changes"
-grep -q "^## \[$version\]" CHANGELOG.md || die "CHANGELOG.md has no section [$version]"
-[ -f "abi/flash3-$version.abi" ] || die "abi/flash3-$version.abi is not there: tests/gates/check_abi.py --write"
+python3 tests/gates/check_version.py >&2 || die "a place names another version than $version"
+python3 tests/gates/check_abi.py --release >&2 || die "abi/ is not this release's"
 python=build/toolchain/python/bin/python
 [ -x $python ] || die "$python is not there: scripts/setup.sh release"
 tools=$PWD/build/toolchain/venv/bin

@@ -13,13 +13,13 @@ COLOURS = {
 TITLES = {"attention": "attention", "merge": "merging", "nccl": "messages (NCCL)", "peer": "copies of others' memory", "barrier": "waiting for ranks", "copy": "own copies", "memset": "filling", "other": "other",
           "host": "the host, in the call"}
 METHODS = {"ring": "ring", "all_gather": "all-gather"}
-WIDTH, LEFT, TOP, GAP_X, GAP_Y = 900, 46, 84, 22, 22
+WIDTH, LEFT, GAP_X, GAP_Y = 900, 46, 22, 22
 LANE, LANE_GAP, HEAD, FOOT = 13, 3, 20, 32
 THINNEST = 0.4  # of a bar: what is shorter is still seen
 
 
 def milliseconds(us):
-    return f"{us / 1e3:.3g} ms"
+    return f"{us / 1e3:.0f} ms" if us >= 1e6 else f"{us / 1e3:.3g} ms"
 
 
 def share(part, whole):
@@ -47,7 +47,7 @@ def lane_names(call):
 def panel(left, top, width, call):
     span = call["span_us"]
     title = f"{METHODS[call['method']]}, {call['pass']}, {length(call['tokens'])} tokens: {milliseconds(span)}"
-    lines = [text(left, top + 12, title, weight="bold")]
+    lines = [text(left, top + 12, title, 11, weight="bold")]
     place = lambda lane: top + HEAD + lane * (LANE + LANE_GAP)
     lines += [f'<rect x="{left:g}" y="{place(i):g}" width="{width:g}" height="{LANE}" class="lane"/>' for i in range(len(lane_names(call)))]
     lines += bar(left, place(0), width, span, *call["host"], "host")
@@ -70,11 +70,15 @@ def height_of(calls):
 
 
 def legend():
-    lines, x = [], LEFT
+    """What the colours mean, and how far down that goes."""
+    lines, x, y = [], LEFT, 40
     for kind, title in TITLES.items():
-        lines += [f'<rect x="{x}" y="40" width="{LANE}" height="{LANE}" class="{kind}"/>', text(x + 18, 51, title)]
-        x += 40 + round(6.4 * len(title))
-    return lines
+        width = 40 + round(6.4 * len(title))
+        if x + width > WIDTH:
+            x, y = LEFT, y + LANE + 6
+        lines += [f'<rect x="{x}" y="{y}" width="{LANE}" height="{LANE}" class="{kind}"/>', text(x + 18, y + 11, title)]
+        x += width
+    return lines, y + LANE
 
 
 def draw(report, theme):
@@ -83,7 +87,8 @@ def draw(report, theme):
     sizes = list(dict.fromkeys(call["tokens"] for call in calls))
     rows = list(dict.fromkeys((call["method"], call["pass"]) for call in calls))
     width = (WIDTH - 2 * LEFT - GAP_X * (len(sizes) - 1)) / len(sizes)
-    body, top = [], TOP
+    colours, top = legend()
+    body, top = [], top + GAP_Y
     for row in rows:
         some = [call for call in calls if (call["method"], call["pass"]) == row]
         for call in some:
@@ -100,5 +105,5 @@ def draw(report, theme):
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" '
                       'font-family="system-ui,-apple-system,\'Segoe UI\',\'DejaVu Sans\',sans-serif">',
                       f"<title>{escape(heading)}</title>", f"<style>{''.join(rules)}</style>",
-                      f'<rect width="{WIDTH}" height="{height}" fill="{page["page"]}"/>', text(LEFT, 22, heading, 15, weight="bold"), *legend(), *body,
+                      f'<rect width="{WIDTH}" height="{height}" fill="{page["page"]}"/>', text(LEFT, 22, heading, 15, weight="bold"), *colours, *body,
                       text(LEFT, height - 8, about, 11, kind="faint"), "</svg>", ""])

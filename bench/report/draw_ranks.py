@@ -62,7 +62,7 @@ def draw(reports, theme):
     body, top = [], TOP
     for (heads, what), some in found.items():
         for i, ((kind, tokens), lines) in enumerate(some.items()):
-            title = f"{heads[1:].replace('x', '/')} heads, {tokens}{', documents' * (kind == 'documents')}, {what}"
+            title = f"{heads[1:].replace('x', '/')}, {tokens}{' packed' * (kind == 'documents')}, {what}"
             body += panel(LEFT + i * (PANEL_WIDTH + GAP_X), top, title, lines, all_ranks)
         top += PANEL_HEIGHT + GAP_Y
     rules = [".text{fill:%(text)s}.faint{fill:%(faint)s}.grid{stroke:%(grid)s;stroke-width:.5}" % page, ".line{fill:none;stroke-width:1.8}"]
@@ -72,7 +72,7 @@ def draw(reports, theme):
         rules.append(f".line.{name}{{stroke:{colour}{f';stroke-dasharray:{dashes}' if dashes else ''}}}.mark.{name}{{fill:{colour}}}")
         at = LEFT + 150 * i
         legend += [f'<path d="M{at} 48h26" class="line {name}"/>', f'<circle cx="{at + 13}" cy="48" r="2.6" class="mark {name}"/>', text(at + 34, 52, title)]
-    about = "; ".join(f"{report['ranks']} {report['device']}, commit {report['commit']}, {report['date']}" for report in reports)
+    about = "16/8: heads and KV heads; 8k: tokens of a rank; " + "; ".join(f"{report['ranks']} {report['device']}, commit {report['commit']}, {report['date']}" for report in reports)
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" width="{WIDTH}" height="{top}" role="img" '
                       'font-family="system-ui,-apple-system,\'Segoe UI\',\'DejaVu Sans\',sans-serif">',
                       f"<title>{escape(heading)}</title>", f"<style>{''.join(rules)}</style>",

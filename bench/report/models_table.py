@@ -51,6 +51,11 @@ def names(classes):
     return ", ".join(sorted(classes, key=str.lower))
 
 
+def folded(title, classes):
+    """The names of many classes, to be unfolded by who looks for one."""
+    return f"<details>\n<summary>{len(classes)} {title}</summary>\n\n{names(classes)}\n\n</details>"
+
+
 def deviations(results):
     """Rows of what is neither equal nor beyond eager attention: the reason, the classes, what was asked."""
     groups = collections.defaultdict(lambda: ([], set()))
@@ -90,11 +95,10 @@ def models_tables(item):
     if worst := [r["error"] for r in results if r.get("forward") == "equal"]:
         parts.append(f"The largest difference of a call that counts as equal: {max(worst):.1e} of the result's largest element.")
     batched = lambda r: r.get("batching") == "equal"
-    parts += [f"**Causal language models, equal in all, continuous batching too.** {names(equal('causal', batched))}.",
-              f"**Causal language models, equal in all that eager attention does.** "
-              f"{names(equal('causal', lambda r: not batched(r)))}.",
-              f"**Causal language models with sinks.** {names(r['class'] for r in results if r.get('sinks') and r['kind'] == 'causal')}.",
-              f"**Other models.** {len(equal('base', lambda r: True))} classes are equal in all.",
+    parts += [folded("causal language models are equal in all calls, continuous batching too", equal("causal", batched)),
+              folded("more causal language models are equal in all that eager attention does", equal("causal", lambda r: not batched(r))),
+              folded("causal language models have sinks", [r["class"] for r in results if r.get("sinks") and r["kind"] == "causal"]),
+              f"Of the other models, {len(equal('base', lambda r: True))} classes are equal in all calls.",
               "## Refused, or otherwise not equal", deviations(results)]
     without = [r["class"] for r in results if "forward" not in r]
     parts.append(f"{len(without)} classes were not compared: the tool makes no small model or no inputs of them, or transformers chooses attention by a "

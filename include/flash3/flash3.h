@@ -407,7 +407,7 @@ FLASH3_API const char* flash3_status_name(flash3_status status);
 
 /** The sentence of this thread's last failed call, valid until its next one; "": none failed. */
 FLASH3_API const char* flash3_last_error(void);
-/** "0.1.0" */
+/** The version of the library that runs, as FLASH3_VERSION_STRING gives that of the headers. */
 FLASH3_API const char* flash3_version(void);
 
 #ifdef __cplusplus

@@ -7,9 +7,9 @@
 
 /** @{ The parts of the version, and all of it. */
 #define FLASH3_VERSION_MAJOR 0
-#define FLASH3_VERSION_MINOR 1
+#define FLASH3_VERSION_MINOR 2
 #define FLASH3_VERSION_PATCH 0
-#define FLASH3_VERSION_STRING "0.1.0"
+#define FLASH3_VERSION_STRING "0.2.0"
 /** @} */
 
 #endif /* FLASH3_VERSION_H_ */

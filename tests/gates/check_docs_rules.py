@@ -79,7 +79,8 @@ class Site(unittest.TestCase):
         index = {"docnames": ["docs/index", "docs/page"], "terms": {w: 0 for w, kind in check_site.SEARCHED.items() if kind == "word"},
                  "titleterms": {w: 0 for w, kind in check_site.SEARCHED.items() if kind == "title"},
                  "objects": {"": [[0, 0, 1, "", w] for w, kind in check_site.SEARCHED.items() if kind == "object"]}}
-        files = {"index": '<a href="docs/index.html">x</a>', "docs/index": '<a href="page.html#there">x</a><a href="http://nowhere.invalid/">y</a>',
+        code = f"<pre>{'x' * check_site.CODE_COLUMNS}\n<b>y</b> = 1</pre>"
+        files = {"index": f'<a href="docs/index.html">x</a>{code}', "docs/index": '<a href="page.html#there">x</a><a href="http://nowhere.invalid/">y</a>',
                  "docs/page": '<h1 id="there">x</h1><a href="#there">x</a><img src="../picture.svg">', "picture.svg": "", **changes}
         index.update(files.pop("search", {}))
         with tempfile.TemporaryDirectory() as folder:
@@ -103,6 +104,11 @@ class Site(unittest.TestCase):
         self.assertEqual(len(self.complaints(**{"docs/other": "x"})), 2)  # nothing leads to it, and the search does not know it
         self.assertEqual(len(self.complaints(search={"titleterms": {}})), 1)
         self.assertEqual(len(self.complaints(search={"docnames": ["docs/index"]})), 1)
+        self.assertEqual(len(self.complaints(index='<a href="docs/index.html">x</a>')), 1)  # no code
+        page = '<h1 id="there">x</h1><pre>short\n<b>%s</b> = 1\n</pre>' % ("y" * (check_site.CODE_COLUMNS - 3))
+        found = self.complaints(**{"docs/page": page})
+        self.assertEqual(len(found), 1)
+        self.assertIn(f"{check_site.CODE_COLUMNS + 1} columns of code", found[0])
 
 
 class Identifiers(unittest.TestCase):

@@ -16,7 +16,7 @@ from sources import ROOT
 
 FENCE = re.compile(r"^(?:(?P<before>[^\n]*)\n)?(?P<indent> *)```(?P<language>[\w{}+-]*)[^\n]*\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
-LANGUAGES = {"", "python", "c", "cpp", "cmake", "{toctree}"}
+LANGUAGES = {"", "python", "c", "cpp", "cmake", "{toctree}", "{gallery}"}
 # What a block without a language must not look like.
 CODE = re.compile(r"^(import \w|from \w+(\.\w+)* import |#include )", re.M)
 

@@ -84,6 +84,23 @@ def test_a_notebook_that_tells_otherwise(tmp_path):
     assert check().returncode == 1 and "ValueError: no" in check().stderr
 
 
+def test_a_notebook_with_pictures(tmp_path):
+    source = ["class Picture:\n", "    def _repr_svg_(self):\n", "        return '<svg/>\\n'\n", "print(1)\n", "Picture()"]
+    cells = [{"cell_type": "code", "metadata": {}, "source": source, "outputs": []},
+             {"cell_type": "code", "metadata": {}, "source": ["'text'"], "outputs": []}]
+    notebook = tmp_path / "x.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    run("run_notebook.py", notebook, "--write")
+    written = json.loads(notebook.read_text(encoding="utf-8"))
+    shown = [[output.get("data") or output["text"] for output in cell["outputs"]] for cell in written["cells"]]
+    assert shown == [[["1\n"], {"image/svg+xml": ["<svg/>\n"]}], [{"text/plain": ["'text'"]}]]
+    assert "2 cells" in run("run_notebook.py", notebook, "--check")
+    written["cells"][0]["outputs"][1]["data"]["image/svg+xml"] = ["<svg></svg>\n"]
+    notebook.write_text(json.dumps(written), encoding="utf-8")
+    check = subprocess.run([sys.executable, EXAMPLES / "run_notebook.py", notebook, "--check"], capture_output=True, text=True)
+    assert check.returncode == 1 and "cell 1 prints\n1\n<svg/>\nand" in check.stdout
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_train_gpt(device, tmp_path):
     run("07_train_gpt.py", "--device", device, "--steps", 12, "--out", tmp_path)

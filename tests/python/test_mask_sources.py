@@ -378,6 +378,7 @@ def test_draw(tmp_path):
             area = area_in(mask.sized(60, 70).draw(batch=b, head=h, block=13))
             assert area["full"] <= seen <= area["full"] + area["partial"]
     assert "a square is a pair" in kinds.dense(torch.eye(5, dtype=torch.bool)).draw()
+    assert source._repr_svg_() == text and kinds.band(causal=True)._repr_svg_() is None
     assert area_in(kinds.documents([]).draw()) == {"full": 0, "partial": 0}
 
 

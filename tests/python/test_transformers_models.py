@@ -55,8 +55,8 @@ def test_run_and_table(script, tmp_path):
     report = json.loads(file.read_text(encoding="utf-8"))
     assert report["torch"] == torch.__version__ and {r["class"] for r in report["transformers_models"]} == {"ViTMSNModel", "GPTNeoForCausalLM"}
     text = script("report.models_table").models_tables((ROOT / "bench/results/x.json", report))
-    assert "| have a flash path | 1 | 1 |" in text and "**Other models.** 1 classes are equal in all." in text
-    assert "1 classes were not compared" in text
+    assert "| have a flash path | 1 | 1 |" in text and "Of the other models, 1 classes are equal in all calls." in text
+    assert "1 classes were not compared" in text and "<summary>0 causal language models have sinks</summary>\n\n\n\n</details>" in text
     rows = [line for line in script("report.models_table").every_model(report).splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows[1:]] == ["| ViTMSNModel", "| GPTNeoForCausalLM"]
     assert rows[1].endswith("|  |") and rows[2].endswith("| KeyError: 'f3' |")

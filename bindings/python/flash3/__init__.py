@@ -13,7 +13,7 @@ It holds::
     tree_mask            which drafts of a tree see which, for attention_with_kv_cache
     merge                one result of parts of the keys, each with its out and lse
     quantize             FP8 tensors with scales, of 16-bit tensors, for attention
-    masks                masks as data, for mask= of attention: documents, prefixes, neighborhoods, blocks of keys, booleans
+    masks                masks as data, for mask= of attention: documents, neighborhoods, blocks of keys, booleans
     supported, explain   whether a call would run here, and by which kernel
     backends, version    what this machine has, and which library this is
     arrays               the C calls, with memory for results from the caller

@@ -91,12 +91,13 @@ def attention(q, k, v, **options):
         qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which is multiplied with v. Scores are then
             softmax_scale * (q @ k^T + qv @ v^T), and the default softmax_scale is 1/sqrt(head_dim + head_dim_v). No gradients, no FP8.
 
-        max_logits: float32, [heads_q] or of the shape of lse, of the caller: the call writes the largest scaled and capped score of each
-            head, or each row; -inf for none. On a GPU of 16-bit k and v. Results may then differ in their last bits. No gradients.
-        mask: what a function of flash3.masks returns: query i sees what that and the band (causal, window, chunk) let it see. It is
-            made for this call's sizes and device once, and kept. Or a Mask, made for this call's sizes; the band is then none, or the one
-            that the mask was made with. Arrays that are no torch tensors take a Mask alone. Neither with cu_seqlens, seqused, qv nor
-            compute, nor on a GPU with FP8.
+        max_logits: a float32 tensor, [heads_q] or of lse's shape, to which the call writes the largest scaled and capped score of each
+            head or each row; -inf where there is none. On a GPU k and v must be of 16 bits. Results may then differ in their last
+            bits. No gradients.
+        mask: a source of flash3.masks: query i sees the keys that both the source and the band (causal, window, chunk) allow. The mask
+            is made once for this call's sizes and device, and kept. Or a Mask that was made for this call's sizes; the band must then
+            be none, or the one of the mask. Arrays that are no torch tensors take a Mask alone. Not with cu_seqlens, seqused, qv or
+            compute, nor on a GPU with FP8 tensors and a softcap.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
             torch's scaled_dot_product_attention and JAX mean them.
 
@@ -106,7 +107,7 @@ def attention(q, k, v, **options):
 
     Raises:
         TypeError: a dtype, or what an argument is, breaks a rule.
-        ValueError: any other argument does. The message names it, both values and the rule.
+        ValueError: any other argument breaks a rule. The message names it, both values and the rule.
         NotImplementedError: a valid call that cannot run here; the message says what could.
         RuntimeError: CUDA refused.
         MemoryError: host memory ran out.

@@ -92,17 +92,17 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         query: [batch, heads, seq_q, dim], of a dtype that flash3.attention takes; so are the others.
         key: [batch, heads_k, seq_k, dim]; with a block_mask its batch may be 1, for all.
         value: [batch, heads_k, seq_k, dim_v].
-        score_mod: None, or a function that returns the score as it is. A call with any other goes to torch's own flex_attention, with one
-            warning.
-        block_mask: None; torch's BlockMask; or a mask of flash3.masks, made or not. What flash3 makes of a BlockMask
-            (flash3.masks.from_block_mask) is kept with it, and made again where its tensors, its mask_mod or tensors that this
-            reaches have changed; at each call where the mask_mod reaches objects in which a change is not seen, as an instance
-            of a class. To make one is not for torch.compile(fullgraph=True): give it a mask that is made.
+        score_mod: None, or a function that returns the score unchanged. A call with another function goes to torch's own
+            flex_attention, with one warning.
+        block_mask: None; torch's BlockMask; or a mask of flash3.masks, made or not. The mask that flash3 makes from a BlockMask
+            (flash3.masks.from_block_mask) is kept with it. It is made again if the BlockMask's tensors, its mask_mod or tensors that
+            the mask_mod uses have changed, and at each call if the mask_mod uses objects whose changes are not visible, such as an
+            instance of a class. Under torch.compile(fullgraph=True) pass a mask that is already made.
         scale: what scores are multiplied by; None: 1/sqrt(dim).
         enable_gqa: query may have a multiple of key's heads.
         return_lse: return (out, lse); torch prefers return_aux.
-        kernel_options: of torch's kernels. They change no result, and flash3's have none; with a "BACKEND" other than "AUTO" the
-            call goes to torch, with one warning.
+        kernel_options: for torch's kernels, ignored by flash3's; they change no result. With a "BACKEND" other than "AUTO" the call
+            goes to torch, with one warning.
         return_aux: an AuxRequest; return (out, AuxOutput). With max_scores the call goes to torch, with one warning.
 
     Returns:
@@ -110,7 +110,7 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         sum. A query that sees no key gets 0, and lse = -inf. Unlike torch's, it is differentiable on a CPU too.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as flash3.attention does; and where block_mask is for other sizes, or on another device.
+        TypeError, ValueError, NotImplementedError: as flash3.attention; also if block_mask is for other sizes or on another device.
         RuntimeError: torch refuses a call that is left to it.
     """
     if return_lse and return_aux is not None:

@@ -57,9 +57,9 @@ def attention_with_kv_cache(q, k_cache, v_cache, **options):
         sm_margin: on a GPU, the multiprocessors that are left to other kernels.
         schedule: a Schedule that kv_cache_schedule() has made for a call like this one, of the same lengths. None: the call makes
             its own. No result depends on it.
-        tree_mask: [batch, seq_q] int64, packed [total_q]: which drafts a query sees, the last keys of its sequence, as many as it
-            has queries: bit j of its word is for the j-th of them. All keys before them are seen. At most 64 queries a sequence, with
-            cu_seqlens_q by max_seqlen_q; without causal, window, chunk and rotary tables. flash3.tree_mask() makes one.
+        tree_mask: [batch, seq_q] int64, packed [total_q]: which drafts each query sees. A sequence has as many drafts as queries; they
+            are its last keys, and bit j of a word is for draft j. All keys before the drafts are seen. At most 64 queries for each
+            sequence, with cu_seqlens_q by max_seqlen_q; without causal, window, chunk and rotary tables. flash3.tree_mask() makes one.
         out_dtype: q's, or float32: the result before it is rounded, for merge(); of an FP8 q float16, bfloat16 or
             float32. None: q's, or bfloat16.
         qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which is multiplied with v_cache, as in attention().
@@ -106,16 +106,15 @@ def kv_cache_schedule(q, k_cache, v_cache, *, out=None, **options):
     On a GPU each call first lists, from the lengths, which block computes what. With schedule= it does not: the list is made once
     a step. On a CPU there is nothing to list, and the same calls work.
 
-    Calls may share it that have the same sizes, dtypes, mask and sm_margin, and the same arguments given, on one device; others
-    raise ValueError. Where the tensors that tell lengths (seqused_k, cu_seqlens_q, seqused_q, leftpad_k, cu_seqlens_k_new) hold
-    other values than when it was made, the results are undefined: make it again, by out= or inside the CUDA graph that
+    Calls on one device can share a schedule if they have the same sizes, dtypes, mask and sm_margin, and are given the same arguments;
+    other calls raise ValueError. If the tensors of lengths (seqused_k, cu_seqlens_q, seqused_q, leftpad_k, cu_seqlens_k_new) have
+    other values than when the schedule was made, the results are undefined: make it again, by out= or inside the CUDA graph that
     uses it. Pages, other contents and strides may differ.
 
     Args:
         q, k_cache, v_cache: those of one of the calls.
-        options: the other arguments of that call, but schedule and return_lse. What tensors hold that tell no lengths is not
-            looked at.
-        out: a Schedule of calls like this one, which is made again in its memory. A call for which it is not raises ValueError.
+        options: the other arguments of that call, except schedule and return_lse. Only the tensors of lengths are read.
+        out: a Schedule of calls like this one, in whose memory the new one is made. ValueError if it is for other calls.
 
     Returns:
         A Schedule, for schedule=; with out, that one.

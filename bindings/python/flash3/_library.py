@@ -51,7 +51,7 @@ lib = _load()
 
 
 def version():
-    """The version of the library that is loaded, as "0.1.0"."""
+    """The version of the library that is loaded: "MAJOR.MINOR.PATCH"."""
     return lib.flash3_version().decode()
 
 

@@ -42,7 +42,7 @@ def int32(x):
 
 
 def band(*, causal=False, window=None, chunk=0, mask_alignment="bottom_right"):
-    """A mask without a source: the options of flash3.attention, to combine with others.
+    """The options of flash3.attention as a mask, for combinations with other sources.
 
     Args:
         causal, window, chunk, mask_alignment: as in flash3.attention.
@@ -80,21 +80,21 @@ def _ids(ids, lengths, seq, device):
 
 def documents(ids=None, *, lengths=None, seq_q=None, seq_k=None, causal=False, window=None, chunk=0,
               mask_alignment="bottom_right", device=None):
-    """Packed documents: a query sees the keys of its own one.
+    """Packed documents: a query sees the keys of its own document.
 
     Args:
-        ids: [seq_k] or [1 or batch, seq_k] integers: a number for each key. A document is a run of equal numbers: the same
-            number further on is another document. Query i is of the document that key i + seq_k - seq_q is of, and sees
-            nothing where that is no key.
-        lengths: in place of ids: [documents] or [batch, documents] integers, the documents' lengths, one after the other. Keys after the
-            last one are a document of their own.
+        ids: [seq_k] or [1 or batch, seq_k] integers: a number for each key. A document is a run of equal numbers; the same
+            number in a later run is another document. Query i belongs to the document of key i + seq_k - seq_q, and sees
+            nothing if there is no such key.
+        lengths: instead of ids: [documents] or [batch, documents] integers, the lengths of consecutive documents. Keys after the
+            last document form another one.
         seq_q: queries; None: as many as keys.
-        seq_k: keys; None: as many as ids has, or the most that lengths add up to, which is then read from their device.
+        seq_k: keys; None: as many as ids has, or the largest sum of lengths, which is then read from their device.
         causal, window, chunk, mask_alignment: as in flash3.attention, within a document. Chunks are those of the sequence.
-        device: where lengths or ids that are no tensors go; None: torch's default.
+        device: for lengths or ids that are not tensors; None: torch's default.
 
     Raises:
-        TypeError: ids and lengths are both given or neither is, or one is not of integers.
+        TypeError: both or neither of ids and lengths are given, or one is not of integers.
         ValueError: a shape breaks a rule.
     """
     given = ids if isinstance(ids, torch.Tensor) else None
@@ -107,17 +107,17 @@ def documents(ids=None, *, lengths=None, seq_q=None, seq_k=None, causal=False, w
 
 
 def prefix(lengths, seq_q=None, seq_k=None, *, ids=None, device=None):
-    """A prefix that all see, and causal after it (prefix LM, arXiv:1910.10683): query i sees key j if j < length or
-    j <= i' = i + seq_k - seq_q.
+    """A prefix that all queries see, and a causal mask after it (prefix LM, arXiv:1910.10683): query i sees key j if j < length
+    or j <= i' = i + seq_k - seq_q.
 
     Args:
-        lengths: an integer, or [batch] integers, of a tensor or a list: how long each sequence's prefix is. With ids
-            [1 or batch, documents]: the prefix of each document, counted from its first key, cut to it; documents
-            after the last column have none.
+        lengths: the length of each sequence's prefix: an integer, or [batch] integers as a tensor or a list. With ids,
+            [1 or batch, documents]: the length of each document's prefix, at most the document's; documents after the
+            last column have none.
         seq_q: queries; None: as many as keys.
-        seq_k: keys; with ids not needed.
-        ids: [seq_k] or [1 or batch, seq_k] integers: documents, as in documents(); a query sees keys of its own alone.
-        device: where what is no tensor goes; None: torch's default.
+        seq_k: keys; not needed with ids.
+        ids: [seq_k] or [1 or batch, seq_k] integers: documents, as in documents(); a query sees only keys of its own document.
+        device: for arguments that are not tensors; None: torch's default.
 
     Raises:
         TypeError: lengths or ids are not integers.
@@ -157,9 +157,10 @@ def ranges(tensor, *, seq_k=None, causal=False, window=None, chunk=0, mask_align
     """Ranges of keys, of which a query sees the union.
 
     Args:
-        tensor: [1 or batch, 1 or heads_q, 2 * n, seq_q] integers, n from 1 to 8; batch and heads may be left out. Query i sees key j if row 2r, column i holds at most j and
-            row 2r + 1 holds more than j for any r. Any integers may be there; what is no key is cut off.
-        seq_k: keys; None: what the call has.
+        tensor: [1 or batch, 1 or heads_q, 2 * n, seq_q] integers, n from 1 to 8; batch and heads may be left out. Query i sees
+            key j if, for any r, tensor[..., 2 * r, i] <= j < tensor[..., 2 * r + 1, i]. All integers are valid; bounds outside
+            of the sequence are clamped.
+        seq_k: keys; None: those of the call.
         causal, window, chunk, mask_alignment: as in flash3.attention, and with the ranges.
 
     Raises:
@@ -181,20 +182,21 @@ def check_block(name, size):
 
 def blocks(counts, indices=None, block_rows=128, block_keys=128, *, seq_q=None, seq_k=None, causal=False, window=None, chunk=0,
            mask_alignment="bottom_right"):
-    """Blocks of block_rows queries by block_keys keys that are seen whole, as block-sparse attention for video and long contexts picks them.
+    """Whole blocks of block_rows queries by block_keys keys, as block-sparse attention for video and long contexts selects them.
 
     Args:
         counts: [1 or batch, 1 or heads_q, ceil(seq_q / block_rows)] integers: how many blocks of keys each block of queries sees; batch and
-            heads may be left out, of both tensors alike. Or, without indices, a bool tensor with a fourth dimension, ceil(seq_k / block_keys): which ones.
-        indices: the same and a fourth dimension: which ones, in any order. What comes after the count is not read; a number that is no
-            block is passed over, a count above the dimension is cut to it, and one below 0 counts as 0.
+            heads may be left out, of both tensors alike. Without indices: a bool tensor with a fourth dimension, ceil(seq_k / block_keys),
+            that is true for blocks that are seen.
+        indices: the dimensions of counts and a fourth: the numbers of the blocks, in any order. Entries after the count are not read. A
+            number that is no block is skipped, a count above the dimension is clamped to it, and a negative one means 0.
         block_rows, block_keys: positive multiples of 8.
-        seq_q, seq_k: queries and keys; None: what the call has.
+        seq_q, seq_k: queries and keys; None: those of the call.
         causal, window, chunk, mask_alignment: as in flash3.attention, and with the blocks.
 
     Raises:
         TypeError: a dtype breaks a rule.
-        ValueError: a size does.
+        ValueError: a size breaks a rule.
     """
     block_rows, block_keys = check_block("block_rows", block_rows), check_block("block_keys", block_keys)
     if indices is None:
@@ -217,10 +219,11 @@ def blocks(counts, indices=None, block_rows=128, block_keys=128, *, seq_q=None, 
 
 
 def dense(mask, *, causal=False, window=None, chunk=0, mask_alignment="bottom_right"):
-    """Any mask, one element for each pair. The tensor is not copied: it is read when a mask is made of this.
+    """Any mask, one element for each pair. The tensor is not copied; it is read when the mask is made.
 
     Args:
-        mask: [1 or batch, 1 or heads_q, seq_q, seq_k], bool or uint8; batch and heads may be left out. True, or not 0: seen.
+        mask: [1 or batch, 1 or heads_q, seq_q, seq_k], bool or uint8; batch and heads may be left out. A pair is seen if
+            its element is true, or not 0.
         causal, window, chunk, mask_alignment: as in flash3.attention, and with the mask.
 
     Raises:
@@ -265,15 +268,15 @@ def window_with_sinks(window, sinks, seq_q, seq_k=None, *, device=None):
     j <= i', with i' = i + seq_k - seq_q.
 
     Args:
-        window: how many of the newest keys, the query's own among them.
-        sinks: how many of the first ones.
+        window: how many of the newest keys, including the query's own.
+        sinks: how many of the first keys.
         seq_q: queries.
         seq_k: keys; None: as many as queries.
-        device: where the mask is; None: torch's default.
+        device: of the mask; None: torch's default.
 
     Raises:
         TypeError: an argument is not an integer.
-        ValueError: it is negative.
+        ValueError: an argument is negative.
     """
     window, sinks, seq_q = size_of("window", window), size_of("sinks", sinks), size_of("seq_q", seq_q)
     seq_k = seq_q if seq_k is None else size_of("seq_k", seq_k)

@@ -63,7 +63,7 @@ def _rows_of_blocks(fn, partial, full):
 
 
 def from_mask_mod(fn, batch, heads, seq_q, seq_k, device=None):
-    """The mask that a mask_mod of torch's FlexAttention means.
+    """The mask of a mask_mod of torch's FlexAttention.
 
     Args:
         fn: fn(batch, head, query, key) -> bool, of scalar tensors of integers; as torch.nn.attention.flex_attention.create_block_mask
@@ -73,9 +73,9 @@ def from_mask_mod(fn, batch, heads, seq_q, seq_k, device=None):
         device: where it is evaluated; None: torch's current accelerator, or the CPU.
 
     Returns:
-        A mask of ranges where no query sees more than 8 of them, otherwise of blocks of bits. What fn gives for 32 Mi pairs, or for the
-        rows of one block of 128 queries, is in memory at once, never all of it; numbers are read from the device for each part.
-        fn runs a second time where the first finds too many ranges.
+        A mask of ranges if no query sees more than 8 of them, otherwise of blocks of bits. The results of fn are in memory in parts of
+        32 Mi pairs, or of the rows of one block of 128 queries; numbers are read from the device for each part. fn runs a second
+        time if the first pass finds too many ranges.
 
     Raises:
         TypeError: fn is not callable, or does not return bool.
@@ -123,7 +123,7 @@ def _all_listed(partial, full):
 
 
 def from_block_mask(block_mask, batch=None, heads=None):
-    """The mask that a BlockMask of torch's FlexAttention means: its full blocks, and what its mask_mod lets see of the others.
+    """The mask of a BlockMask of torch's FlexAttention: its full blocks, and in the others the pairs for which its mask_mod is true.
 
     Args:
         block_mask: a torch.nn.attention.flex_attention.BlockMask, with block sizes that are multiples of 8.
@@ -137,7 +137,7 @@ def from_block_mask(block_mask, batch=None, heads=None):
     Raises:
         TypeError: block_mask is not a BlockMask.
         ValueError: its block sizes are not multiples of 8; or it is a slice of queries, and its seq_lengths are still those of all.
-        RuntimeError: it is a slice, and torch wants its mask_mod to be set.
+        RuntimeError: it is a slice, and torch requires its mask_mod to be set.
     """
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask is a {type(block_mask).__name__} but it must be a BlockMask of torch.nn.attention.flex_attention")

@@ -107,8 +107,8 @@ def neighborhood(shape, kernel, stride=1, dilation=1, is_causal=False, *, device
         device: where the mask is; None: torch's default.
 
     Returns:
-        A mask of prod(shape) queries and keys. It is ranges where a neighborhood is at most 8 lines of keys; otherwise every
-        pair is looked at once, in parts (MaskSource says what that takes).
+        A mask of prod(shape) queries and keys. It is ranges if a neighborhood is at most 8 lines of keys; otherwise every pair is
+        evaluated once, in parts (MaskSource gives the cost).
 
     Raises:
         TypeError: a size is not an integer.
@@ -152,15 +152,15 @@ def _tiles_of(shape, tile):
 
 
 def tile_order(shape, tile, *, device=None):
-    """Where the tokens of tiles() come from: tile after tile, and each in row-major order.
+    """The order of tokens for tiles(): tile after tile, each in row-major order.
 
     Args:
         shape, tile: as in tiles().
         device: where the result is; None: torch's default.
 
     Returns:
-        The order, an int64 tensor of as many numbers as tokens. Indexing with it brings tokens in row-major order into that of tiles, and
-        its argsort() is the way back.
+        An int64 tensor with a number for each token. Indexing row-major tokens with it gives the order of tiles, and indexing with its
+        argsort() reverses that.
 
     Raises:
         TypeError, ValueError: as tiles().
@@ -185,8 +185,8 @@ def tiles(shape, tile, window, *, text=0, device=None):
         device: where the mask is; None: torch's default.
 
     Returns:
-        A mask of prod(shape) + text queries and keys. It is blocks of a tile's tokens where their number is a multiple of 8, otherwise what looking
-        at every pair once makes.
+        A mask of prod(shape) + text queries and keys. It is blocks of a tile's tokens if their number is a multiple of 8; otherwise
+        every pair is evaluated once.
 
     Raises:
         TypeError: a size is not an integer.

@@ -57,15 +57,17 @@ class Band(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MaskSource:
-    """Which keys each query sees, as data; the functions of flash3.masks return one, and mask= of flash3.attention takes it.
+    """Which keys each query sees, as data. The functions of flash3.masks return sources, and mask= of flash3.attention takes them.
 
-    A call makes the mask for its own sizes, device and stream, and keeps it with this: at most 8, while tensors that this holds are
-    unchanged; no CUDA graph may hold those. Where torch does not count their changes, as those made in torch.inference_mode(), each call makes it anew; make() makes one
-    for the caller to keep. A query sees a key if the source and the band let it. Sources combine: ``a & b`` lets a query see what both let it see, ``a | b`` what
-    either does, ``~a`` what a hides. What ranges of keys can say, at most 8 for each query, stays ranges, which take 8 bytes each. Any other
-    result is found in parts of 32 Mi pairs, with numbers read from the device for each, and becomes ranges if it can, otherwise
-    blocks of 128 x 128 with 2 KiB for each that is neither hidden nor full: at most seq_q * seq_k / 8 bytes a head. Nothing of
-    seq_q * seq_k bytes is in memory at any time, nor while the mask is made.
+    A call makes the mask for its own sizes, device and stream, and keeps it with the source as long as the source's tensors are unchanged:
+    at most 8 masks, which a CUDA graph must not use. If torch does not count the tensors' changes, as in torch.inference_mode(), each call
+    makes the mask. make() returns a mask for the caller to keep.
+
+    A query sees a key if both the source and the band allow it. Sources combine: ``a & b`` allows what both allow, ``a | b`` what either
+    allows, ``~a`` what a hides. A result that at most 8 ranges of keys for each query can express stays ranges, of 8 bytes each. Any other
+    result is computed in parts of 32 Mi pairs, and numbers are read from the device for each part. It becomes ranges if it can, otherwise
+    blocks of 128 x 128 pairs with 2 KiB for each block that is neither hidden nor full: at most seq_q * seq_k / 8 bytes for each head.
+    No array of seq_q * seq_k bytes is in memory at any time.
     """
     kind: str  #: "ranges", "documents", "dense", "blocks", "bits", or "band" for a band alone
     ranges: object = None  #: [1 or batch, 1 or heads_q, 2 * n, seq_q] int32
@@ -93,7 +95,7 @@ class MaskSource:
 
     @property
     def shape(self):
-        """(batch, heads) that have a mask of their own, 1 where it is the same for all."""
+        """(batch, heads) of the source's tensor; 1 where all sequences or heads share it."""
         if self._tensor is None:
             return 1, 1
         return self._tensor.shape[0], 1 if self.kind == "documents" else self._tensor.shape[1]
@@ -104,10 +106,10 @@ class MaskSource:
         return None if self._tensor is None else self._tensor.device
 
     def sized(self, seq_q, seq_k):
-        """The same for calls with so many queries and keys.
+        """This source for calls with seq_q queries and seq_k keys.
 
         Raises:
-            ValueError: it is for others.
+            ValueError: a size is negative, or the source already has another one.
         """
         for name, size in (("seq_q", seq_q), ("seq_k", seq_k)):
             own = getattr(self, name)
@@ -120,7 +122,7 @@ class MaskSource:
         return made
 
     def check_blocks(self):
-        """That there are as many blocks of queries as there must be, where that is known."""
+        """Raises ValueError if the number of blocks of queries does not fit seq_q, where that is known."""
         if self.kind == "blocks" and self.seq_q is not None and self.block_counts.shape[2] != (needed := -(-self.seq_q // self.block_rows)):
             raise ValueError(f"counts.shape[2] = {self.block_counts.shape[2]} but ceil(seq_q / block_rows) = {needed}; they must be the same")
 
@@ -136,9 +138,9 @@ class MaskSource:
     # ---- what it lets a query see ----
 
     def as_ranges(self, device=None):
-        """int32 [1 or batch, 1 or heads_q, 2 * n, seq_q], its band included; None where it is no ranges, or too many.
+        """The mask as ranges, int32 [1 or batch, 1 or heads_q, 2 * n, seq_q], with its band; None if it is not ranges, or too many.
 
-        device: where those of a band are made; None: torch's default.
+        device: for the ranges of a band; None: torch's default.
         """
         if self.kind not in _RANGES_ALONE:
             return None
@@ -192,8 +194,8 @@ class MaskSource:
         """[batch, heads, seq_q, seq_k] bool, all at once: what the mask means, for tests and small sizes.
 
         Args:
-            batch, heads: of the result; None: 1 where the mask is the same for all.
-            seq_q, seq_k: of the calls; None: as the mask knows them.
+            batch, heads: of the result; None: 1 if all sequences or heads share the mask.
+            seq_q, seq_k: of the calls; None: those of the source.
 
         Raises:
             ValueError: the mask is for other sizes, or does not know them.
@@ -213,7 +215,7 @@ class MaskSource:
         return tuple(getattr(self, name) for name in _fields.TENSORS["mask"])
 
     def to(self, device):
-        """The same with its tensors on a device, as torch.Tensor.to() brings them there."""
+        """The source with its tensors on a device, by torch.Tensor.to()."""
         device = torch.device(device)
         if self.device in (None, device):
             return self
@@ -233,22 +235,22 @@ class MaskSource:
     def make(self, seq_q=None, seq_k=None, *, device=None, max_blocks=None, max_partial_blocks=None):
         """The mask, for mask= of any number of calls.
 
-        Its lists are of blocks of 128 queries by 128 keys: 16 bytes for each block of which something is seen, and 2 KiB for each
-        whose pairs neither all are seen nor follow one range of keys for each query. How many there are is known only when they are
-        made: this makes the lists twice, the first time to count, and waits for the count. With max_blocks it waits for nothing;
-        a mask that needs more room than that is empty, and no query sees any key (flash3.masks.needs says what it takes).
+        It lists blocks of 128 queries by 128 keys: 16 bytes for each block in which a pair is seen, and another 2 KiB for a block that
+        is neither full nor one range of keys for each query. The number of blocks is known only after they are made. So the lists are
+        made twice, and this waits for the first pass, which counts. With max_blocks it does not wait. A mask that needs more room
+        than max_blocks is left empty: no query sees any key, and flash3.masks.needs returns what it needs.
 
         Args:
-            seq_q, seq_k: of the calls; None: as this knows them.
-            device: of the calls; None: where its tensors are, or torch's default for a band.
-            max_blocks: room for so many blocks; 0: for the most that there can be. None: for as many as there are.
-            max_partial_blocks: with max_blocks, room for those of 2 KiB; None or 0: for the most that there can be.
+            seq_q, seq_k: of the calls; None: those of the source.
+            device: of the calls; None: that of the source's tensors, or torch's default for a band.
+            max_blocks: room for this many blocks; 0: for the largest possible number. None: for as many as there are.
+            max_partial_blocks: with max_blocks, room for blocks of 2 KiB; None or 0: for the largest possible number.
 
         Returns:
             A flash3.Mask.
 
         Raises:
-            ValueError: sizes are not those of the mask, or not known; or max_partial_blocks is given without max_blocks.
+            ValueError: a size is unknown or not the source's; or max_partial_blocks is given without max_blocks.
             NotImplementedError: without max_blocks, while a CUDA graph is captured.
         """
         from ._mask_make import make
@@ -294,12 +296,12 @@ class MaskSource:
         return of_rows(lambda b, h, i: ~me._rows(b, h, i), *self.shape, self.seq_q, self.seq_k, self._on(None))
 
     def draw(self, path=None, *, batch=0, head=0, block=None):
-        """A picture of the mask: blocks of queries, from top to bottom, by keys, in SVG.
+        """A picture of the mask in SVG: queries from top to bottom, keys from left to right, in blocks.
 
         Args:
-            path: a file that is written too; None: none.
-            batch, head: of which sequence and head.
-            block: queries and keys of a square; None: as many as make at most 64 squares a side.
+            path: a file to which the picture is also written.
+            batch, head: which sequence and head is drawn.
+            block: queries and keys of a square; None: chosen for at most 64 squares a side.
 
         Returns:
             The SVG's text.
@@ -313,6 +315,10 @@ class MaskSource:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
         return text
+
+    def _repr_svg_(self):
+        """What a notebook shows: the picture of the first sequence and head; nothing of a mask that does not know its sizes."""
+        return None if self.seq_q is None or self.seq_k is None else self.draw()
 
 
 def _of_ranges(ranges, seq_q, seq_k):

@@ -121,12 +121,13 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     """torch.nn.functional.scaled_dot_product_attention, computed by flash3 where it can be.
 
     Arguments, shapes ([…, heads, seq, dim]) and meaning are torch's; is_causal is aligned to the top left corner. A bool attn_mask
-    becomes a mask of flash3 (flash3.masks), which is kept with the tensor until that, or what it is a view of, changes by torch's count (what is
-    written through x.data or numpy is not counted). A query that sees no key gets 0. Calls with an attn_mask of another dtype or with
-    dropout, with a bool one in what torch.compile or torch.func traces, and what else flash3 does not support, are left to torch,
-    with one warning for each reason. So are calls for which
-    torch was told which backends to use, by torch.nn.attention.sdpa_kernel() or torch.backends.cuda.enable_flash_sdp() and its siblings,
-    and those with tensors of a class that flash3 does not know. It knows DTensor, which may be sharded by batch and by heads.
+    becomes a mask of flash3 (flash3.masks). It is kept with the tensor until torch's version counter says that the tensor, or the one that it
+    is a view of, has changed; what is written through x.data or numpy is not counted. A query that sees no key gets 0.
+
+    torch computes calls that flash3 does not support, with one warning for each reason: with dropout, with an attn_mask of another dtype,
+    with a bool attn_mask that torch.compile or torch.func traces, and others. torch also computes calls if it was told which backends
+    to use, by torch.nn.attention.sdpa_kernel() or torch.backends.cuda.enable_flash_sdp() and its siblings, and calls with tensors of
+    a class that flash3 does not support. It supports DTensor, sharded by batch and by heads.
 
     Raises:
         ValueError: key and value have different lengths.
@@ -176,10 +177,10 @@ def _router(*args, **kwargs):
 class sdpa_override(TorchFunctionMode):
     """A context manager in which every call of torch.nn.functional.scaled_dot_product_attention is flash3.sdpa.
 
-    It holds for the thread that enters it, also for names imported before, inside torch's own modules, and for what
-    torch.compile traces in it. It holds as well for the threads in which autograd runs a backward() that is called in it, so that
-    torch.utils.checkpoint computes again what it computed: call backward() inside where the forward call was. There it is the name
-    in torch.nn.functional that is overridden, not a name imported before. No other thread is affected.
+    It applies to the thread that enters it, to names that were imported before, to torch's own modules, and to what torch.compile
+    traces in it. It also applies to the threads in which autograd runs a backward() that is called in it, so that
+    torch.utils.checkpoint repeats the same computation: if the forward call was inside, call backward() inside too. In those threads
+    only the name in torch.nn.functional is overridden, not a name that was imported before. No other thread is affected.
     """
 
     # The mode sees calls by whatever name, but not those inside functions that a mode sees whole, as

@@ -18,17 +18,17 @@ def _check(name, array, dims):
 
 
 def tree_mask(parents=None, *, seen=None):
-    """Which drafts each draft sees, as attention_with_kv_cache(tree_mask=) takes it: one of the arguments is given.
+    """Which drafts each draft sees, for attention_with_kv_cache(tree_mask=). Give exactly one of the arguments.
 
     Args:
         parents: [..., seq_q] integers: the index of each draft's parent among the drafts of its sequence; negative: it has none,
-            and follows the existing keys. A draft sees itself and what it descends from. An order in which parents come
-            before their children is not needed. The result of a cycle is undefined.
+            and follows the existing keys. A draft sees itself and its ancestors. Parents need not come before their children.
+            The result of a cycle is undefined.
         seen: [..., seq_q, seq_q] booleans, or numbers of which all but 0 are true: seen[..., i, j] says whether draft i sees
             draft j.
 
     Returns:
-        Words of int64, [..., seq_q], in a tensor where that is a torch tensor, on its device, otherwise in a numpy array.
+        Words of int64, [..., seq_q], in a tensor on the argument's device if that is a torch tensor, otherwise in a numpy array.
     """
     if (parents is None) == (seen is None):
         raise TypeError("tree_mask() takes parents or seen, and one of them")

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash3's C calls as they are: every tensor, also those for the results, is the caller's.
+"""flash3's C calls with Python's arrays: the caller owns every tensor, including the results.
 
 Tensors are torch tensors, numpy arrays, or anything with __array_interface__, __dlpack__ or __cuda_array_interface__ (ml_dtypes,
-CuPy, Numba, JAX …), on the host or on a GPU, and nothing is copied; one whose memory is not all that it means, as with torch's lazy
-negation or a mask of numpy's, is refused. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x),
-with x of uint8. There is no autograd here; see flash3.attention for that. Errors are raised as there.
+CuPy, Numba, JAX …), on the host or on a GPU. Nothing is copied. A tensor whose memory alone does not give its value, such as torch's
+lazy negation or a masked array of numpy, is refused. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x) with x of
+uint8. There is no autograd here; see flash3.attention for that. Errors are the same as there.
 
-forward, backward, quantize and merge write into the results that they are given. With like= they make those that are None, on the
-device of the inputs, and return all; a GPU's workspace is made too. like is an array of the library that makes them, or that library
-as a module (numpy, cupy, torch, or any with the array API's functions), or a function of (shape, dtype, device), as
-((2, 8), "bfloat16", "cuda:0"), that returns a new array. A library makes them on its current stream, which must be the call's.
-FP8 that the library does not have is E4M3(x), with x of its uint8. Rows of no token are 0, their lse is -inf and their scale 1; what a
-function made stays there as it was.
+forward, backward, quantize and merge write into the results that they are given. With like= they make the results that are None, on
+the device of the inputs, and return all results; on a GPU they also make the workspace. like is an array of a library, that library
+as a module (numpy, cupy, torch, or any with the array API's functions), or a function that takes (shape, dtype, device), such as
+((2, 8), "bfloat16", "cuda:0"), and returns a new array. A library makes arrays on its current stream, which must be the call's.
+If the library has no FP8, a result is E4M3(x) with x of its uint8. Rows of no token are 0, their lse is -inf and their scale 1; in an
+array that a function has made they stay as they were.
 
 Options of forward and backward, all by keyword, as in flash3/flash3.h::
 
     causal=False                  query i sees keys up to i + seq_k - seq_q (aligned to the bottom right corner)
     mask_alignment="bottom_right" "top_left": up to i, and i' = i for window and chunk
-    window=None                   (left, right): keys from i' - left to i' + right, with i' = i + seq_k - seq_q; None or a
-                                  negative number: unbounded on that side
+    window=None                   (left, right): keys from i' - left to i' + right, with i' = i + seq_k - seq_q; None or
+                                  a negative number: unbounded on that side
     softmax_scale=None            from 1e-18 to 1e18; None: 1/sqrt(head_dim)
     softcap=0.0                   from 1e-18 to 1e18: scores become softcap * tanh(score / softcap)
     chunk=0                       > 0: a query sees keys of its own chunk alone
@@ -29,25 +29,26 @@ Options of forward and backward, all by keyword, as in flash3/flash3.h::
     backend="auto"                "auto", "hopper" or "cpu"
     num_threads=0                 CPU; 0: one per core that the process may run on
     stream=None                   GPU: a cudaStream_t as an integer; None: the default stream
-    workspace=None                GPU: a dense tensor, or (address, bytes), of at least workspace_size() bytes; on the CPU it is made, and
-                                  on a GPU with like
+    workspace=None                GPU: a dense tensor, or (address, bytes), of at least workspace_size() bytes; made on
+                                  the CPU, and on a GPU with like
 
 Forward alone takes::
 
     q_scale, k_scale, v_scale     float32, with FP8 tensors: [1], [batch, heads_k] or [batch, heads, blocks]; None: 1
-    compute=None                  "fp8": q, k and v become FP8 first, as quantize() makes them with scales for blocks and rotate
+    compute=None                  "fp8": q, k and v become FP8 first, as by quantize() with scales for blocks and rotate
     fp8_sums="auto"               with FP8 tensors or compute: "one" or "two" levels, as in flash3.attention
     rotate=False                  q and k_new are rotated, as in flash3.attention_with_kv_cache
     rotation_seed=0               with compute or rotate: of the signs of the rotation, from 0 to 2**64 - 1
     page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets,
     rotary_interleaved            k and v are a cache, as in flash3.attention_with_kv_cache; with k_new they are written
     sm_margin=0                   multiprocessors left to others
-    fill_padding=False            rows of no token become 0, and -inf of lse; False: they stay as they are (of backward, too: 0)
+    fill_padding=False            True: rows of no token become 0, and -inf of lse (also of backward); False: they stay
     tree_mask=None                [batch, seq_q] int64, packed [total_q]: which drafts a query sees, as in
                                   flash3.attention_with_kv_cache
     mask=None                     a flash3.Mask, made, of forward and backward
-    schedule=None                 a Schedule that forward_schedule() has made for calls like this one; None: the call's own
-    qv=None                       a second part of q, of out's shape, which meets v: scores are those of q and k plus those of qv and v
+    schedule=None                 a Schedule that forward_schedule() has made for calls like this; None: the call's own
+    qv=None                       a second part of q, of out's shape, which meets v: scores are those of q and k plus
+                                  those of qv and v
 """
 import ctypes
 from typing import NamedTuple
@@ -65,8 +66,9 @@ __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "bac
            "forward_explain", "backward_explain", "quantize_explain", "merge_explain", "forward_plan", "backward_plan",
            "quantize_plan", "merge_plan", "forward_schedule", "forward_schedule_size", "Plan", "E4M3", "Schedule", "Support"]
 
+
 class Schedule(NamedTuple):
-    """Which part of a GPU computes what of a call on a KV cache, listed once for all calls that have the same lengths."""
+    """The list of which part of a GPU computes what, of calls on a KV cache that have the same lengths."""
     data: object  #: a dense tensor of bytes, or (address, bytes); None where no bytes are needed, as on a CPU
     key: int  #: says which calls it is for, those of the same sizes, mask and other options on the same device
 

@@ -5,10 +5,10 @@
     for layer in layers:
         out = flash3.attention(q, k, v, mask=source)
 
-Each function describes a mask: it returns a MaskSource, which combines with others by ``&``, ``|`` and ``~``. A call makes a Mask of it,
-the lists that kernels read, at the first use, and keeps it for calls of the same sizes; ``source.make()`` makes one that the caller
-keeps. A query sees a key if the source says so and the band does: causal, window, chunk and mask_alignment mean what they mean in
-attention(). A dimension that is left out in front, or of size 1, stands for all sequences or all query heads.
+Each function describes a mask: it returns a MaskSource, which combines with others by ``&``, ``|`` and ``~``. At the first use a call
+makes a Mask from it, the lists that kernels read, and keeps that for calls of the same sizes; ``source.make()`` makes one that the caller
+keeps. A query sees a key if both the source and the band allow it. The band is causal, window, chunk and mask_alignment, as in
+attention(). A leading dimension that is left out, or of size 1, means that all sequences or all query heads share the mask.
 """
 from ._mask_kinds import band, bits, blocks, dense, documents, prefix, ranges, window_with_sinks
 from ._mask_make import needs

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash3.distributed: attention over sequences whose tokens are dealt to the ranks of torch.distributed (context parallelism).
+"""flash3.distributed: attention over sequences whose tokens are distributed to the ranks of torch.distributed (context parallelism).
 
 It holds::
 
-    plan, Plan           which tokens are whose: made once for a batch, used by all layers; shard, unshard, position_ids
+    plan, Plan           which rank has which tokens, once for a batch and all layers; shard, unshard, position_ids
     attention, explain   flash3.attention over all ranks' tokens, and what it does
     shard, unshard       the same helpers for whole sequences of equal length, without a plan
-    context_parallel     a context in which a model's own attention is that
+    context_parallel     a context in which a model's own attention is distributed
     attention_with_kv_cache, local_seqlens, cache_rows
                          decoding over a cache that is dealt to ranks token by token
 

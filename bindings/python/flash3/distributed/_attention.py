@@ -18,35 +18,37 @@ from ._plan import Groups, Plan
 @lacks_options("attention")
 def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
               deterministic=False, compute=None, rotation_seed=0, out_dtype=None, sm_margin=0, return_lse=False):
-    """flash3.attention over sequences whose tokens are dealt to the ranks of a group: the own tokens in, their results out.
+    """flash3.attention over sequences whose tokens are distributed to the ranks of a group. Each rank passes its own tokens and gets
+    their results.
 
     Results and gradients are those of one process: parts are merged in float32 and rounded once, and gradients of k and v are
-    summed in float32. All ranks must make the call, with the same options; the loss is the sum of all ranks' losses. Arguments that
+    summed in float32. All ranks must make the call with the same options; the loss is the sum of all ranks' losses. Arguments that
     are not listed are those of flash3.attention.
 
     Args:
         q: [batch, own tokens, heads_q, head_dim], or [own tokens, heads_q, head_dim]; float16, bfloat16, on the CPU float32.
         k, v: likewise, the own tokens of keys and values.
-        group: a Plan, which says which tokens are whose; or a ProcessGroup or a DeviceMesh, (ring, heads) if it has two dimensions,
-            whose ranks all have as many tokens of each sequence, zigzag, as shard() deals them. None: all ranks.
-        method: "ring": keys of one other rank after the other, under the kernels; "all_gather": of all ranks at once, for some
-            heads at a time, by copies out of the other ranks' memory where that can be reached; "ulysses": all tokens of some
-            heads, heads_q and heads_k permitting; "ulysses_ring", on a mesh of two dimensions: heads among the ranks of the second
-            one, a ring over the first. "auto": what explain() says is fastest; of one sequence without a window or chunks with its
-            backward, where autograd records the call, which it must do on all ranks or on none.
-        sink: [heads_q], the same on all ranks; its gradient is that of the own part of the loss, or of the own heads: the
-            sum over the ranks is the whole one, as it is for a model's other weights.
+        group: a Plan, which says which rank has which tokens; or a ProcessGroup or a DeviceMesh, (ring, heads) if it has two
+            dimensions, whose ranks have equally many tokens of each sequence, in zigzag order as shard() distributes them. None: all
+            ranks.
+        method: "ring": the keys of one other rank after the other, while the kernels run; "all_gather": the keys of all ranks for some
+            heads at a time, copied from the other ranks' memory where that is accessible; "ulysses": all tokens of some heads, if
+            heads_q and heads_k permit; "ulysses_ring", on a mesh of two dimensions: Ulysses among the ranks of the second dimension,
+            a ring over the first. "auto": the method that explain() estimates to be fastest. For one sequence without a window or
+            chunks the estimate includes the backward if autograd records the call, which it must do on all ranks or on none.
+        sink: [heads_q], the same on all ranks. Its gradient is that of the rank's part of the loss, or of its own heads; the sum over
+            the ranks is the whole gradient, as for a model's other weights.
         deterministic: gradients have the same bits each time.
         compute: "fp8", as in flash3.attention; keys travel in their own dtype.
-        sm_margin: on a GPU, the multiprocessors that forward kernels leave to others, as NCCL's.
+        sm_margin: on a GPU, the multiprocessors that forward kernels leave to others, such as NCCL's.
 
     Returns:
         out, or with return_lse (out, lse), of the own tokens, as flash3.attention.
 
     Raises:
-        ValueError: ranks make different calls, or a rule is broken; on all ranks, where shapes, dtypes and options are concerned.
-        NotImplementedError: what the backend cannot do, and options of flash3.attention that are not here, as mask.
-        RuntimeError: an exchange failed, since another rank has ended or is late.
+        ValueError: ranks make different calls, or a rule is broken; on all ranks if it is a rule of shapes, dtypes or options.
+        NotImplementedError: the backend cannot run the call, or the function does not take an option of flash3.attention, such as mask.
+        RuntimeError: an exchange failed because another rank has ended or is late.
     """
     packed = q.dim() == 3
     _check_form(q, k, v)
@@ -137,7 +139,7 @@ _OPTIONS, _LACKING = frozenset(inspect.signature(attention).parameters), options
 def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, chunk=0, **options):
     """What attention() with these arguments does on this rank, as lines of "name: value": the method, what it sends, and what the
     cost model says of each method, with its backward where auto goes by both. Sends nothing. Other options of attention() are taken
-    and change nothing here; what that does not take is refused as there."""
+    and have no effect here. What attention() does not take is refused as there."""
     for name in without_lacking("attention", _LACKING, options).keys() - _OPTIONS:
         refuse_unknown("explain", name)
     _check_form(q, k, v)

@@ -9,22 +9,21 @@ from ._plan import Plan, plan as make_plan
 
 
 class context_parallel(sdpa_override):
-    """A context manager in which attention is that over the tokens of all ranks: in a model that was written for one.
+    """A context manager in which the attention of a model that was written for one process is computed over the tokens of all ranks.
 
-    In it stand for each other torch's scaled_dot_product_attention, flash3.attention and transformers' "f3" (each whichever way it
-    was imported), and flash3.distributed.attention. It holds as sdpa_override does: for the thread that enters it, for what
-    torch.compile traces in it, and for the threads in which autograd runs a backward() that is called in it, so that
-    torch.utils.checkpoint computes again what it computed.
+    In it torch's scaled_dot_product_attention, flash3.attention and transformers' "f3" call flash3.distributed.attention, however
+    they were imported. It applies as sdpa_override does: to the thread that enters it, to what torch.compile traces in it, and to
+    the threads in which autograd runs a backward() that is called in it, so that torch.utils.checkpoint repeats the same computation.
 
-    Calls in it must give the own tokens of all of q, k and v, and no attention mask, dropout or seqused: those raise
-    NotImplementedError. cu_seqlens of calls are not looked at: the plan says which documents there are.
+    Calls in it must pass this rank's tokens as q, k and v, without an attention mask, dropout or seqused, which raise
+    NotImplementedError. cu_seqlens of calls are ignored: the plan says which documents there are.
 
     Args:
         group: a Plan, a ProcessGroup or a DeviceMesh, as attention() takes it.
-        buffers: tensors of the whole batch, as inputs, labels and position ids, which hold this rank's tokens inside, in place,
-            and what they held before from then on. Not those that need gradients.
-        buffer_seq_dims: the dimension of tokens of each. None: 1 for all.
-        method, sm_margin: as in attention(); a call's own sm_margin goes before this one.
+        buffers: tensors of the whole batch, such as inputs, labels and position ids. Inside the context they hold this rank's tokens, in
+            place; afterwards they hold what they held before. They must not need gradients.
+        buffer_seq_dims: the dimension of tokens of each buffer. None: 1 for all.
+        method, sm_margin: as in attention(); a call's own sm_margin takes precedence.
     """
 
     def __init__(self, group=None, *, buffers=(), buffer_seq_dims=None, method="auto", sm_margin=0):

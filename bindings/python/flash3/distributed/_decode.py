@@ -19,30 +19,30 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqlens, group=None, *, interle
                             rotary_interleaved=False, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0,
                             sink=None, q_scale=None, k_scale=None, v_scale=None, rotate=False, rotation_seed=0, sm_margin=0,
                             tree_mask=None, out_dtype=None, return_lse=False, qv=None):
-    """A step of decoding over a cache whose tokens are dealt to the ranks of a group; no gradients.
+    """A step of decoding over a cache whose tokens are distributed to the ranks of a group; no gradients.
 
-    Each rank attends over its own rows, and the parts are merged in float32 by their lse. Token i of a sequence lies in rank
-    (i // interleave) % ranks's cache, after those of its tokens before it: local_seqlens() and cache_rows() say where. The newest
-    tokens, those of q among them, are there already or come as k_new. Arguments that are not listed are those of
+    Each rank attends to its own rows, and the parts are merged in float32 by their lse. Token i of a sequence is in the cache of rank
+    (i // interleave) % ranks, after the earlier tokens that this rank has: local_seqlens() and cache_rows() return where. The newest
+    tokens, including those of q, are already in the cache or come as k_new. Arguments that are not listed are those of
     flash3.attention_with_kv_cache.
 
     Args:
-        q: [batch, seq_q, heads_q, head_dim]: the last seq_q tokens of each sequence, the same on all ranks, or own heads.
+        q: [batch, seq_q, heads_q, head_dim]: the last seq_q tokens of each sequence, the same on all ranks, or this rank's heads.
         k_cache, v_cache: this rank's rows, [batch, rows, heads_k, dim] or pages, of KV heads that all ranks of the group have; FP8
             or not, and v_cache may be a part of k_cache's memory.
         seqlens: [batch] int32 or int64, on q's device: the tokens of each sequence, over all ranks, before any are appended.
         group: a ProcessGroup, or a DeviceMesh of one dimension. None: all ranks.
         interleave: consecutive tokens that one rank holds.
-        heads: "all": q has all heads on every rank, and so has the result, for which parts are gathered. "dealt": each rank has
-            heads_q of ranks * heads_q heads, in order, and gets their results: q is gathered, and parts go to whose heads they are.
-        k_new, v_new: [batch, seq_new, heads_k, dim], all the newest tokens on all ranks, each of which writes its own after the
-            rows that it has. None: there are none; v_new alone: v_cache is a part of k_cache.
-        rotary_cos, rotary_sin, rotary_offsets: as there, for k_new and q; rotary_offsets None: seqlens.
+        heads: "all": q and the result have all heads on every rank, and parts are gathered. "dealt": each rank has heads_q of
+            ranks * heads_q heads, in order, and gets their results: q is gathered, and each part goes to the rank of its heads.
+        k_new, v_new: [batch, seq_new, heads_k, dim]: all the newest tokens, the same on all ranks. Each rank writes its own tokens after
+            its rows. None: no new tokens; only v_new None: v_cache is a part of k_cache.
+        rotary_cos, rotary_sin, rotary_offsets: as in flash3.attention_with_kv_cache, for k_new and q; rotary_offsets None: seqlens.
         sink: of the heads of the result.
-        q_scale: of an FP8 q as it is given, of own heads or of all: [1], [batch, heads_k] or [batch, heads_q, blocks].
-        k_scale, v_scale: of this rank's rows alone: [1], [batch, heads_k], or for blocks of 128 rows of its pages or elements.
+        q_scale: of an FP8 q, for the heads that q has: [1], [batch, heads_k] or [batch, heads_q, blocks].
+        k_scale, v_scale: only of this rank's rows: [1], [batch, heads_k], or for blocks of 128 rows of its pages or elements.
         tree_mask: [batch, seq_q] int64, the same on all ranks: which of a sequence's last seq_q tokens, all of them drafts, a query
-            sees, whoever holds them.
+            sees, on any rank.
         qv: as q, of the same heads.
 
     Returns:

@@ -47,7 +47,7 @@ def boundaries(name, cu):
 
 
 class Plan:
-    """How the tokens of one batch are dealt to the ranks of a group, for every layer that attends over them: plan() makes one."""
+    """Which ranks of a group have which tokens of a batch, for all of its layers; plan() makes one."""
 
     def __init__(self, groups, spec):
         self.groups, self.spec, self.rank = groups, spec, groups.rank
@@ -72,19 +72,19 @@ class Plan:
         return self.layout.tokens("q", self.rank)
 
     def positions(self, device="cpu"):
-        """The places of this rank's tokens in the batch, [tokens] int64."""
+        """The positions of this rank's tokens in the batch, [tokens] int64."""
         return self.layout.positions("q", self.rank, device)
 
     def position_ids(self, device="cpu"):
-        """The place of each of this rank's tokens in its document, [tokens] int64: what a rotary embedding takes."""
+        """The position of each of this rank's tokens in its document, [tokens] int64, for a rotary embedding."""
         positions = self.positions(device)
         starts = torch.tensor(self.layout.cu_q, device=positions.device)
         return positions - starts[torch.searchsorted(starts, positions, right=True) - 1]
 
     def shard(self, x, dim=1, *, keys=False):
-        """This rank's tokens of a tensor of the whole batch, along a dimension: of inputs, labels, position ids.
+        """This rank's tokens of a tensor of the whole batch along a dimension, such as inputs, labels or position ids.
 
-        keys: the tokens are those of k and v, where they have lengths of their own.
+        keys: the tokens are those of k and v, if they have other lengths than q.
         """
         side = "k" if keys else "q"
         if x.shape[dim] != self.layout.total(side):
@@ -92,7 +92,7 @@ class Plan:
         return x.index_select(dim, self.layout.positions(side, self.rank, x.device))
 
     def unshard(self, x, dim=1, *, keys=False):
-        """The tensor of the whole batch, on every rank, of what each rank has of it: the way back from shard(); no gradients."""
+        """The tensor of the whole batch, on every rank, from the part of each rank: reverses shard(); no gradients."""
         side = "k" if keys else "q"
         counts = [self.layout.tokens(side, rank) for rank in range(self.groups.ranks)]
         if x.shape[dim] != counts[self.rank]:
@@ -113,18 +113,18 @@ class Plan:
 
 
 def plan(group=None, *, seqlen=None, cu_seqlens=None, seqlen_k=None, cu_seqlens_k=None, causal=True, window=None, chunk=0):
-    """How the tokens of a batch are dealt to ranks: made once for a batch, and used by all layers and all helpers.
+    """Distributes the tokens of a batch to ranks. A plan is made once for a batch, and all layers and helpers use it.
 
-    Each rank gets as many tokens as the others, in a few runs of neighbouring ones, so that each has as much work under the mask
+    Each rank gets equally many tokens, in a few runs of consecutive tokens, so that all ranks have equal work under the mask that is
     given here. For one causal sequence these are two runs, zigzag: rank r of n has the parts r and 2n - 1 - r of 2n. Layers may have
-    other masks. All ranks must give the same; nothing is sent.
+    other masks. All ranks must pass the same arguments; nothing is sent.
 
     Args:
         group: a ProcessGroup, a DeviceMesh of one dimension, or of two, (ring, heads). None: all ranks.
         seqlen: the tokens of a sequence of the batch.
-        cu_seqlens: [documents + 1] integers, on the host or not: instead of seqlen, the documents of a packed batch.
-        seqlen_k, cu_seqlens_k: those of k and v, if they are not those of q.
-        causal, window, chunk: the mask of which the work is made equal, as in flash3.attention.
+        cu_seqlens: instead of seqlen, for the documents of a packed batch: [documents + 1] integers, on the host or on a device.
+        seqlen_k, cu_seqlens_k: those of k and v, if they differ from q's.
+        causal, window, chunk: the mask for which ranks get equal work, as in flash3.attention.
 
     Returns:
         The Plan, with tokens, rank, shard(x, dim), unshard(x, dim), positions(device) and position_ids(device).
@@ -144,10 +144,10 @@ def plan(group=None, *, seqlen=None, cu_seqlens=None, seqlen_k=None, cu_seqlens_
 
 
 def shard(x, group=None, dim=1):
-    """This rank's tokens of a tensor of whole sequences, as attention() without a plan has them: zigzag."""
+    """This rank's tokens of a tensor of whole sequences, in the zigzag order that attention() without a plan takes."""
     return plan(group, seqlen=x.shape[dim]).shard(x, dim)
 
 
 def unshard(x, group=None, dim=1):
-    """The tensor of whole sequences, on every rank, of what shard() gave, if all ranks have as many tokens; no gradients."""
+    """The tensor of whole sequences, on every rank, from what shard() returned, if all ranks have equally many tokens; no gradients."""
     return plan(group, seqlen=x.shape[dim] * Groups(group).ranks).unshard(x, dim)

@@ -93,4 +93,11 @@ std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dty
   return table;
 }
 
+std::vector<Case> fp8_mask_case_table() {
+  constexpr flash3_dtype kFp8[] = {FLASH3_FLOAT8_E4M3};
+  auto table = mask_case_table(Level::kQuick, kFp8, false);
+  std::erase_if(table, [](const Case& c) { return c.softcap > 0; });
+  return table;
+}
+
 }  // namespace flash3::cases

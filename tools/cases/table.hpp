@@ -41,6 +41,8 @@ std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dt
 
 // Masks as data: every source under every band, shared by sequences and heads or not.
 std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dtypes, bool backward);
+// Of FP8 tensors, without softcaps: not all backends cap their scores under a mask.
+std::vector<Case> fp8_mask_case_table();
 
 // flash3_quantize: every kind of scale, rotated or not, with rotary embeddings, dense and ragged.
 std::vector<Case> quantize_case_table(Level level, std::span<const flash3_dtype> dtypes);

@@ -40,10 +40,7 @@ std::vector<Case> mask_cases(cases::Level level, std::span<const flash3_dtype> d
                              flash3_backend backend, bool backward) {
   auto list = cases::mask_case_table(level, dtypes, backward);
   if (backward || !takes_fp8(backend)) return list;
-  constexpr flash3_dtype kFp8[] = {FLASH3_FLOAT8_E4M3};
-  // Not all backends cap the scores of FP8 tensors under a mask.
-  for (const Case& c : cases::mask_case_table(cases::Level::kQuick, kFp8, false))
-    if (c.softcap == 0) list.push_back(c);
+  for (const Case& c : cases::fp8_mask_case_table()) list.push_back(c);
   return list;
 }
 

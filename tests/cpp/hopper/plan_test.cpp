@@ -370,6 +370,7 @@ TEST(Plan, TheCaseTableReachesEveryKernel) {
   for (const cases::Case& c :
        cases::mask_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER), false))
     table.push_back(c);
+  for (const cases::Case& c : cases::fp8_mask_case_table()) table.push_back(c);
   for (const cases::Case& c : table) {
     const auto params = cases::make_question(c);
     ForwardProblem problem;

@@ -2,14 +2,23 @@
 // A mask in host memory that a test can then bend: of the sizes of call.hpp, from any source.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "call.hpp"
 #include "flash3/mask.hpp"
 
 namespace flash3::test {
+
+inline std::string error_of(flash3_status status,
+                            flash3_status expected = FLASH3_INVALID_ARGUMENT) {
+  EXPECT_EQ(status, expected) << flash3_last_error();
+  return flash3_last_error();
+}
 
 struct DataMask {
   static constexpr int64_t kBatch = 2, kSeqQ = 3, kSeqK = 5, kHeads = 4;

@@ -2,8 +2,8 @@
 // flash3's calls as functions of TVM-FFI's C ABI: forward, backward, attention_with_kv_cache,
 // quantize, merge, mask_size, mask_make, mask_used, and arguments, which tells the names of a
 // function's arguments. Every result is the caller's, but for mask_size's number; trailing
-// arguments may be left out, and None is what the C interface has for "not given". Nothing of
-// TVM-FFI's C++ is used, and all that is decided is decided behind the C interface.
+// arguments may be left out, and None is what the C interface has for "not given". They
+// use nothing of TVM-FFI's C++, and the library makes every decision behind the C interface.
 #include <flash3/flash3.h>
 #include <flash3/mask.h>
 #include <flash3/merge.h>

@@ -95,5 +95,23 @@ TEST(DecodeCalls, RunsAppendsWithoutQueries) {
   EXPECT_FALSE(steps_of(problem).decode);
 }
 
+// No other kernel may take such a call: it would compute without the mask.
+TEST(DecodeCalls, MasksThatNoKernelWalksAreRefused) {
+  const auto refusal = [](const std::string& id) {
+    PlannedSteps steps;
+    const Status status = plan(problem_of(id), kDevice, &steps.workspace_bytes, &steps);
+    EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED) << id;
+    return status.message();
+  };
+  for (const std::string queries : {"q2", "q255"})
+    EXPECT_EQ(
+        refusal("bf16/b1/" + queries + "/k576/h1/d128/full/kv8/mask:blocks64x24"),
+        "mask is given and q.dtype = bfloat16 but k and v are float8_e4m3; the hopper backend "
+        "takes a mask where q, k and v are of one dtype");
+  EXPECT_EQ(refusal("e4m3/b1/q200/k300/h2/d64/full/softcap20/mask:dense"),
+            "mask is given and softcap is given but k and v are FP8; the hopper backend caps the "
+            "scores of a call with a mask for float16 and bfloat16 keys only");
+}
+
 }  // namespace
 }  // namespace flash3::cuda::sm90

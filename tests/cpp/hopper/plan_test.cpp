@@ -383,6 +383,20 @@ TEST(Plan, TheCaseTableReachesEveryKernel) {
     EXPECT_GE(cases_of[kernel.id], 1) << kernel.id;
 }
 
+// Quarters that are seen apart have kernels of half blocks, where there is one.
+TEST(Plan, MasksOfSmallBlocksTakeTilesOfHalfBlocks) {
+  const auto tile_n = [](const std::string& id) { return plan_of(id).kernel->config.tile_n; };
+  const std::string call = "/b1/q640/k640/h2/";
+  for (const std::string dim : {"d64", "d128"}) {
+    EXPECT_EQ(tile_n("bf16" + call + dim + "/full/mask:blocks64x64"), 64) << dim;
+    EXPECT_EQ(tile_n("bf16" + call + dim + "/full/mask:blocks128x64"), 64) << dim;
+    EXPECT_EQ(tile_n("bf16" + call + dim + "/full/mask:blocks128x128"), 128) << dim;
+    EXPECT_EQ(tile_n("bf16" + call + dim + "/full/mask:dense"), 128) << dim;
+    EXPECT_EQ(tile_n("bf16" + call + dim + "/full/softcap20/mask:blocks64x64"), 128) << dim;
+    EXPECT_EQ(tile_n("e4m3" + call + dim + "/full/mask:blocks64x64"), 128) << dim;
+  }
+}
+
 TEST(Estimate, CountsWholeRounds) {
   const auto us = [](int heads) {
     return estimate_of("bf16/b1/q128/k1760/h" + std::to_string(heads) + "/d128/full").us;

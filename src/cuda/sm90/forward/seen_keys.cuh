@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a consumer knows of a listed key tile: which of its keys a thread's two rows see.
-// core/mask_lists.hpp draws the lists.
+// What consumers that walk the lists of a mask (core/mask_lists.hpp) do otherwise: which keys of a
+// tile a thread's two rows see, and, where tiles are half a block, which tiles a warpgroup passes.
 #pragma once
 
 #include "core/mask_lists.hpp"

@@ -140,7 +140,8 @@ __device__ __forceinline__ void finish_dq(typename Traits::Shared& shared,
   if constexpr (!Traits::kDqLast) hand_over_dq<Traits>(shared, warpgroup);
 }
 
-// A query tile that sees none of the warpgroup's keys: its dS is 0, and dQ has the other's keys.
+// A query tile that sees none of the warpgroup's keys: its dS is 0, and dQ has the other's keys. It
+// may see none of the other's either, where blocks take their turns at dQ.
 template <class Traits>
 __device__ __forceinline__ void pass_query_tile(typename Traits::Shared& shared,
                                                 const Walked& walked,
@@ -148,7 +149,8 @@ __device__ __forceinline__ void pass_query_tile(typename Traits::Shared& shared,
                                                 bool is_first, bool is_last, int warpgroup,
                                                 int thread) {
   using DsTile = typename Traits::DsTile;
-  const int stage = QueryState::at(step).stage, ds_stage = DsState::at(step).stage;
+  const auto [stage, phase] = QueryState::at(step);
+  const int ds_stage = DsState::at(step).stage;
   if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
   if constexpr (Traits::kPersistent) {
     if (is_first) wait_for_stored_keys<Traits>(shared, walked, warpgroup, thread);
@@ -160,7 +162,9 @@ __device__ __forceinline__ void pass_query_tile(typename Traits::Shared& shared,
   sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);
   float r_dq[Traits::kOwnQuads * 4];
   issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes, warpgroup);
-  // After the meeting, before which the other warpgroup has freed the stages of the last tile.
+  // After the meeting, before which the other warpgroup has freed the stages of the last tile; and
+  // once dOut is there, which no one else may have awaited.
+  wait(&shared.dout_barriers.full[stage], phase, "dout_full");
   arrive(&shared.dout_barriers.empty[stage]);
   arrive(&shared.q_barriers.empty[stage]);
   finish_dq<Traits, 0>(shared, r_dq, step, warpgroup, warpgroup, thread);

@@ -125,7 +125,8 @@ inline constexpr Schema<flash3_mask_params> kMaskMake(
     "block_indices, SymInt batch=0, SymInt heads_q=0, SymInt seq_q=0, SymInt seq_k=0, bool causal=False, "
     "SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, int mask_alignment=0, SymInt block_rows=0, "
     "SymInt block_keys=0, SymInt max_blocks=0, SymInt max_partial_blocks=0, Tensor? bits=None, Tensor? "
-    "bit_blocks=None) -> (Tensor, int[])");
+    "bit_blocks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
+    "seqused_k=None) -> (Tensor, int[])");
 
 inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForwardOut.text, kBackward.text,
                                            kBackwardOut.text, kQuantize.text, kQuantizeOut.text,

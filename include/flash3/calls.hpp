@@ -343,6 +343,10 @@ struct MaskArguments {
   void* stream = nullptr;
   Tensor bits{};
   Tensor bit_blocks{};
+  Tensor cu_seqlens_q{};
+  Tensor cu_seqlens_k{};
+  Tensor seqused_q{};
+  Tensor seqused_k{};
   /// @}
 
   /// The C struct of this call.
@@ -373,6 +377,10 @@ struct MaskArguments {
     p.stream = stream;
     p.bits = bits;
     p.bit_blocks = bit_blocks;
+    p.cu_seqlens_q = cu_seqlens_q;
+    p.cu_seqlens_k = cu_seqlens_k;
+    p.seqused_q = seqused_q;
+    p.seqused_k = seqused_k;
     return p;
   }
 };

@@ -281,8 +281,9 @@ typedef struct flash3_forward_params {
    * and lse may differ in their last bits from those of a call without. All zero: not wanted. */
   flash3_tensor max_logits;
   /** One of flash3_mask_make (mask.h), of this call's sizes; NULL: the band alone. The band of the
-   * call is none, or that of the mask. Neither with sequences of unequal lengths, with a cache, qv
-   * or tree_mask, nor, on Hopper, with FP8. */
+   * call is none, or that of the mask. With lengths, the mask was made with the same. Neither with
+   * a page table, cache_batch_idx, leftpad_k, k_new, qv or tree_mask, nor, on Hopper, with FP8 and
+   * a softcap. */
   const flash3_mask* mask;
 } flash3_forward_params;
 

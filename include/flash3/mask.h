@@ -92,7 +92,29 @@ typedef struct flash3_mask_params {
    * are seen, and any other that none is. Places may share a block of bits. */
   flash3_tensor bit_blocks;
   /** @} */
+
+  /** @{ @name Lengths
+   * Those of a call whose sequences differ in length (flash3_forward_params), int32. seq_q and seq_k
+   * are then what the call has as max_seqlen_q and max_seqlen_k, or where it has none the rows of
+   * its tensors; and batch is the number of sequences. A call must have the same lengths as its
+   * mask was made with.
+   *
+   * A source counts queries and keys from the first of their sequence. With cu_seqlens_q, ranges is
+   * [1, 1 or heads_q, 2·n, total_q], and with cu_seqlens_k documents is [1, total_k]. Other sources
+   * keep their dimensions: what they hold after the end of a sequence does not count. */
+  flash3_tensor cu_seqlens_q; /**< [batch + 1] */
+  flash3_tensor cu_seqlens_k; /**< [batch + 1] */
+  flash3_tensor seqused_q;    /**< [batch] */
+  flash3_tensor seqused_k;    /**< [batch] */
+  /** @} */
 } flash3_mask_params;
+
+/** @{ @name What flash3_mask::lengths is made of */
+#define FLASH3_MASK_CU_SEQLENS_Q 1
+#define FLASH3_MASK_CU_SEQLENS_K 2
+#define FLASH3_MASK_SEQUSED_Q 4
+#define FLASH3_MASK_SEQUSED_K 8
+/** @} */
 
 /** A mask. The caller sets data and size; flash3_mask_make() sets all else, and a call that is
  * given the mask refuses it where any of that has changed or does not fit the call. The memory
@@ -116,6 +138,7 @@ struct flash3_mask {
   int64_t blocks;         /**< room of the lists */
   int64_t partial_blocks; /**< room for bits */
   int32_t granularity;    /**< 64: made from blocks that 128 does not divide; else 128 */
+  int32_t lengths;        /**< the sum of FLASH3_MASK_CU_SEQLENS_Q …: which it was made with */
 };
 
 /** @{ @name Making a mask */

@@ -199,8 +199,12 @@ struct FieldsOf<flash3_mask_params> {
     FLASH3_FIELD(stream, .is_context = true),
     FLASH3_FIELD(bits, .dtype = FLASH3_UINT8),
     FLASH3_FIELD(bit_blocks, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(cu_seqlens_q, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(cu_seqlens_k, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(seqused_q, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(seqused_k, .dtype = FLASH3_INT32),
   };
-  static constexpr size_t kListed = 25;  // those that calls.py places
+  static constexpr size_t kListed = 29;  // those that calls.py places
 };
 
 }  // namespace flash3

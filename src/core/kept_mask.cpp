@@ -10,13 +10,14 @@ namespace flash3 {
 namespace {
 
 // Of every field that flash3_mask_make() sets, and of where.
-Status find_key(const MaskShape& s, const MaskRule& rule, const Backend& backend, uint64_t* key) {
+Status find_key(const MaskShape& s, const MaskRule& rule, int lengths, const Backend& backend,
+                uint64_t* key) {
   uint64_t device = 0;
   FLASH3_CHECK(backend.device(&device));
   Hash hash;
   hash.add(s.batch, s.heads, s.seq_q, s.seq_k, s.ranges, s.blocks, s.partial_blocks, s.granularity);
   rule.visit([&](auto... parts) { hash.add(parts...); });
-  hash.add(backend.id(), device);
+  hash.add(lengths, backend.id(), device);
   *key = hash.key();
   return {};
 }
@@ -29,17 +30,21 @@ Status check_room(const Backend& backend, const void* data, size_t size, const M
 // What the backend reads, and that it lies nowhere in what it writes.
 Status check_sources(const Backend& backend, const flash3_mask_params& p) {
   Status status;
-  visit_sources(p, [&](const char* name, const flash3_tensor& t) {
+  const auto check = [&](const char* name, const flash3_tensor& t) {
     if (status.ok() && t.data) status = check_access(backend, name, ".data", t.data, kRead);
-  });
+  };
+  visit_sources(p, check);
+  visit_lengths(p, check);
   return status;
 }
 
 Status check_aliases(const flash3_mask_params& p, const flash3_mask& mask, size_t bytes) {
   CallMemory memory;
-  visit_sources(p, [&](const char* name, const flash3_tensor& t) {
+  const auto add = [&](const char* name, const flash3_tensor& t) {
     if (t.data) memory.add(name, t, false);
-  });
+  };
+  visit_sources(p, add);
+  visit_lengths(p, add);
   const size_t sources = memory.count();
   memory.add("mask->data", mask.data, bytes, true);
   return memory.check(sources);
@@ -56,6 +61,7 @@ void fill(const MaskProblem& p, uint64_t key, flash3_mask* mask) {
   mask->ranges = static_cast<int32_t>(s.ranges);
   mask->blocks = s.blocks, mask->partial_blocks = s.partial_blocks;
   mask->granularity = s.granularity;
+  mask->lengths = p.lengths();
 }
 
 }  // namespace
@@ -64,7 +70,7 @@ Status check_mask(const Problem& problem, const Backend& backend) {
   const MaskLists& lists = problem.mask_lists;
   if (!lists.given) return {};
   uint64_t key = 0;
-  FLASH3_CHECK(find_key(lists.shape, lists.rule, backend, &key));
+  FLASH3_CHECK(find_key(lists.shape, lists.rule, lists.lengths, backend, &key));
   if (lists.key != key)
     return invalid_argument(message(
         "mask->key = ", lists.key, " but its fields make ", key, " on the ", backend.name(),
@@ -85,7 +91,7 @@ Status make_mask(const flash3_mask_params* params, flash3_mask* mask) {
     FLASH3_CHECK(check_sources(backend, *whole));
     FLASH3_CHECK(check_room(backend, mask->data, mask->size, problem.shape));
     uint64_t key = 0;
-    FLASH3_CHECK(find_key(problem.shape, problem.rule, backend, &key));
+    FLASH3_CHECK(find_key(problem.shape, problem.rule, problem.lengths(), backend, &key));
     FLASH3_CHECK(backend.make_mask(problem));
     fill(problem, key, mask);
     return {};
@@ -97,7 +103,8 @@ Status count_mask(const flash3_mask& mask, void* stream, MaskCounts* counts) {
   FLASH3_CHECK(check_mask_shape(lists.shape));
   for (const Backend* backend : backends()) {
     uint64_t key = 0;
-    if (!find_key(lists.shape, lists.rule, *backend, &key).ok() || key != lists.key) continue;
+    if (!find_key(lists.shape, lists.rule, lists.lengths, *backend, &key).ok() || key != lists.key)
+      continue;
     FLASH3_CHECK(check_room(*backend, lists.data, lists.size, lists.shape));
     return backend->read_mask_counts(lists.shape, lists.data, stream, counts);
   }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// What a mask is made from.
 #include "core/mask_checks.hpp"
 
 #include <algorithm>
@@ -10,8 +11,6 @@ namespace flash3 {
 namespace {
 
 using Params = flash3_mask_params;
-
-// ---- what a mask is made from ----
 
 Status check_size(const char* name, int64_t size) {
   if (size >= 0 && size <= kMaxSize) return {};
@@ -89,6 +88,13 @@ Status check_source(const Field& f, flash3_dtype dtype, const Params& p, Pointer
   return check_data(f, pointers);
 }
 
+// A source that is packed as the queries or the keys are.
+Status check_packed(const Field& f, const char* lengths) {
+  if (f.tensor.shape[0] == 1) return {};
+  return invalid_argument(message(f.part("shape", 0), " = ", f.tensor.shape[0], " but ", lengths,
+                                  " is given; of packed sequences it must be 1"));
+}
+
 Status check_block_size(const char* name, int32_t size) {
   if (size > 0 && size % 8 == 0) return {};
   return invalid_argument(message(name, " = ", size, " but it must be a positive multiple of 8"));
@@ -110,18 +116,24 @@ Status check_blocks(const Params& p, Pointers pointers) {
 }
 
 Status check_ranges(const Params& p, Pointers pointers) {
-  const Field f{"ranges", "[1 or batch, 1 or heads_q, 2 * n, seq_q]", 4, p.ranges};
+  const Field f{"ranges",
+                is_given(p.cu_seqlens_q) ? "[1, 1 or heads_q, 2 * n, total_q]"
+                                         : "[1 or batch, 1 or heads_q, 2 * n, seq_q]",
+                4, p.ranges};
   FLASH3_CHECK(check_source(f, FLASH3_INT32, p, pointers));
   const int64_t bounds = p.ranges.shape[2];
   if (bounds < 2 || bounds % 2 != 0 || bounds > 2 * kMostMaskRanges)
     return invalid_argument(message(f.part("shape", 2), " = ", bounds,
                                     " but it must be 2 * n, with n from 1 to ", kMostMaskRanges));
+  if (is_given(p.cu_seqlens_q)) return check_packed(f, "cu_seqlens_q");
   return check_dimension(f, 3, "seq_q", p.seq_q);
 }
 
 Status check_documents(const Params& p, Pointers pointers) {
-  const Field f{"documents", "[1 or batch, seq_k]", 2, p.documents};
+  const Field f{"documents", is_given(p.cu_seqlens_k) ? "[1, total_k]" : "[1 or batch, seq_k]", 2,
+                p.documents};
   FLASH3_CHECK(check_source(f, FLASH3_INT32, p, pointers));
+  if (is_given(p.cu_seqlens_k)) return check_packed(f, "cu_seqlens_k");
   return check_dimension(f, 1, "seq_k", p.seq_k);
 }
 
@@ -164,6 +176,37 @@ MaskTensor mask_tensor(const flash3_tensor& t) {
   return made;
 }
 
+// ---- lengths ----
+
+SequenceFields fields_of_q(const Params& p) {
+  return {{"cu_seqlens_q", "[batch + 1]", 1, p.cu_seqlens_q},
+          {"seqused_q", "[batch]", 1, p.seqused_q},
+          "seq_q",
+          0};
+}
+SequenceFields fields_of_k(const Params& p) {
+  return {{"cu_seqlens_k", "[batch + 1]", 1, p.cu_seqlens_k},
+          {"seqused_k", "[batch]", 1, p.seqused_k},
+          "seq_k",
+          0};
+}
+
+// longest: seq_q or seq_k. The rows of packed tensors are not known, but where a source has them.
+Status take_lengths(const SequenceFields& f, int64_t batch, int64_t longest, Pointers pointers,
+                    Sequences* sequences) {
+  FLASH3_CHECK(check_sequence_fields(f, pointers));
+  if (f.packed() && f.cu.tensor.shape[0] != batch + 1)
+    return invalid_argument(message(f.cu.part("shape", 0), " = ", f.cu.tensor.shape[0],
+                                    " but batch = ", batch, "; it must be batch + 1"));
+  if (f.has_used()) FLASH3_CHECK(check_dimension(f.used, 0, "batch", batch));
+  sequences->packed = f.packed(), sequences->has_used = f.has_used();
+  sequences->cu = static_cast<const int*>(f.cu.tensor.data);
+  sequences->used = static_cast<const int*>(f.used.tensor.data);
+  sequences->rows = f.packed() ? kMaxSize : longest;
+  sequences->max_length = longest;
+  return {};
+}
+
 // Whether the borders of the caller's blocks are multiples of so many queries and keys.
 bool is_multiple(const Params& p, int size) {
   return p.block_rows % size == 0 && p.block_keys % size == 0;
@@ -174,11 +217,12 @@ Status take_source(const Params& p, Pointers pointers, MaskProblem* problem) {
   const char* name = nullptr;
   FLASH3_CHECK(find_source(p, &name));
   MaskShape& shape = problem->shape;
-  shape = {1, 1, p.seq_q, p.seq_k, 1};
+  const bool differ = problem->lengths() != 0;  // then each sequence has lists of its own
+  shape = {differ ? p.batch : 1, 1, p.seq_q, p.seq_k, 1};
   const auto take = [&](MaskSource source, const flash3_tensor& t) {
     problem->source = source;
     problem->tensor = mask_tensor(t);
-    shape.batch = t.shape[0];
+    if (!differ) shape.batch = t.shape[0];
     if (t.ndim > 2) shape.heads = t.shape[1];
     return Status();
   };
@@ -186,10 +230,12 @@ Status take_source(const Params& p, Pointers pointers, MaskProblem* problem) {
   if (is_given(p.ranges)) {
     FLASH3_CHECK(check_ranges(p, pointers));
     shape.ranges = p.ranges.shape[2] / 2;
+    if (problem->sequences_q.packed) problem->sequences_q.rows = p.ranges.shape[3];
     return take(MaskSource::kRanges, p.ranges);
   }
   if (is_given(p.documents)) {
     FLASH3_CHECK(check_documents(p, pointers));
+    if (problem->sequences_k.packed) problem->sequences_k.rows = p.documents.shape[1];
     return take(MaskSource::kDocuments, p.documents);
   }
   if (is_given(p.dense)) {
@@ -226,7 +272,8 @@ int64_t most_partial_blocks(const Params& p, const MaskProblem& problem) {
     case MaskSource::kBitBlocks: return s.blocks;
     case MaskSource::kBlocks:
       if (is_multiple(p, kMaskBlock)) return 0;
-      if (!is_multiple(p, kMaskQuarter) || !mask_rule_of(p).is_none()) return s.blocks;
+      if (!is_multiple(p, kMaskQuarter) || !mask_rule_of(p).is_none() || problem.lengths() != 0)
+        return s.blocks;
       // The last keys may fill a part of a quarter.
       return p.seq_k % kMaskQuarter == 0 ? 0 : std::min<int64_t>(s.blocks, s.lists());
   }
@@ -266,90 +313,13 @@ Status find_room(const Params& p, MaskProblem* problem) {
                                   s.partial_blocks, " partial ones takes more than 2^52 bytes"));
 }
 
-// The same for all that mean the same.
+}  // namespace
+
 MaskRule normalised(MaskRule rule) {
   rule.window_left = std::max<Index>(rule.window_left, -1);
   rule.window_right = std::max<Index>(rule.window_right, -1);
   return rule;
 }
-
-// ---- the mask of a call ----
-
-// What a mask does not know of: lengths, and keys that lie elsewhere.
-template <class CallParams>
-Status check_company(const CallParams& p) {
-  const auto refuse = [](const char* name, const char* why) {
-    return unsupported(message("mask is given and ", name, " is given; ", why));
-  };
-  constexpr const char kLengths[] = "the sequences of a call with a mask have one length";
-  if (is_given(p.cu_seqlens_q)) return refuse("cu_seqlens_q", kLengths);
-  if (is_given(p.cu_seqlens_k)) return refuse("cu_seqlens_k", kLengths);
-  if (is_given(p.seqused_q)) return refuse("seqused_q", kLengths);
-  if (is_given(p.seqused_k)) return refuse("seqused_k", kLengths);
-  if constexpr (requires { p.page_table; }) {
-    constexpr const char kCache[] = "a mask lists keys by their places in k, which is no cache";
-    if (is_given(p.page_table)) return refuse("page_table", kCache);
-    if (is_given(p.cache_batch_idx)) return refuse("cache_batch_idx", kCache);
-    if (is_given(p.leftpad_k)) return refuse("leftpad_k", kCache);
-    if (is_given(p.k_new)) return refuse("k_new", kCache);
-    if (is_given(p.qv)) return refuse("qv", "latent attention knows the band alone");
-    if (is_given(p.tree_mask))
-      return invalid_argument(
-          "mask is given and tree_mask is given; tree_mask is the mask of the call");
-    if (p.compute == FLASH3_COMPUTE_FP8)
-      return refuse("compute = 1 (fp8)",
-                    "bring q, k and v to FP8 with flash3_quantize before, or leave it out");
-  }
-  return {};
-}
-
-Status check_field(const char* name, int64_t given, const char* of_call, int64_t needed) {
-  if (given == needed) return {};
-  return invalid_argument(message(name, " = ", given, " but ", of_call, " = ", needed,
-                                  "; the mask was made for calls of another size"));
-}
-
-Status check_shared_field(const char* name, int64_t given, const char* of_call, int64_t needed) {
-  if (given == 1 || given == needed) return {};
-  return invalid_argument(message(name, " = ", given, " but ", of_call, " = ", needed,
-                                  "; a mask is the same for all, 1, or has its own for each"));
-}
-
-Status check_fields(const MaskShape& s, const Problem& p) {
-  FLASH3_CHECK(check_shared_field("mask->batch", s.batch, "q.shape[0]", p.batch));
-  FLASH3_CHECK(check_shared_field("mask->heads", s.heads, "q.shape[2]", p.heads_q));
-  FLASH3_CHECK(check_field("mask->seq_q", s.seq_q, "q.shape[1]", p.seq_q));
-  FLASH3_CHECK(check_field("mask->seq_k", s.seq_k, "k.shape[1]", p.seq_k));
-  return check_mask_shape(s);
-}
-
-// A call that has a band says it as the mask does.
-Status check_same_band(const MaskRule& call, const MaskRule& mask) {
-  if (call.is_none()) return {};
-  const auto differs = [](const char* name, int64_t of_call, int64_t of_mask) {
-    if (of_call == of_mask) return Status();
-    return invalid_argument(message(name, " = ", of_call, " but the mask was made with ", of_mask,
-                                    "; the band of a call with a mask is none, or the mask's"));
-  };
-  FLASH3_CHECK(differs("window_left", call.window_left, mask.window_left));
-  FLASH3_CHECK(differs("window_right (0: causal)", call.window_right, mask.window_right));
-  FLASH3_CHECK(differs("chunk", call.chunk, mask.chunk));
-  return differs("mask_alignment", call.top_left, mask.top_left);
-}
-
-template <class CallParams>
-Status take(const CallParams& p, Problem* problem) {
-  if (!p.mask) return {};
-  FLASH3_CHECK(check_company(p));
-  const MaskLists lists = mask_lists(*p.mask);
-  FLASH3_CHECK(check_fields(lists.shape, *problem));
-  FLASH3_CHECK(check_same_band(normalised(problem->mask_rule), lists.rule));
-  problem->mask_lists = lists;
-  problem->mask_rule = lists.rule;
-  return {};
-}
-
-}  // namespace
 
 Status make_mask_problem(const Params* params, Pointers pointers, MaskProblem* problem) {
   WholeParams<Params> whole;
@@ -359,6 +329,8 @@ Status make_mask_problem(const Params* params, Pointers pointers, MaskProblem* p
   FLASH3_CHECK(check_band(p));
   FLASH3_CHECK(check_context(p));
   *problem = {};
+  FLASH3_CHECK(take_lengths(fields_of_q(p), p.batch, p.seq_q, pointers, &problem->sequences_q));
+  FLASH3_CHECK(take_lengths(fields_of_k(p), p.batch, p.seq_k, pointers, &problem->sequences_k));
   FLASH3_CHECK(take_source(p, pointers, problem));
   FLASH3_CHECK(find_room(p, problem));
   problem->rule = normalised(mask_rule_of(p));
@@ -386,26 +358,6 @@ Status check_mask_shape(const MaskShape& s) {
   FLASH3_CHECK(check_room("mask->partial_blocks", s.partial_blocks));
   if (fits_memory(s)) return {};
   return invalid_argument("mask is larger than any that flash3_mask_make makes");
-}
-
-MaskLists mask_lists(const flash3_mask& m) {
-  MaskLists lists;
-  lists.given = true;
-  lists.shape = {m.batch,  m.heads,  m.seq_q,          m.seq_k,
-                 m.ranges, m.blocks, m.partial_blocks, m.granularity};
-  lists.rule = normalised(
-      {m.window_left, m.window_right, m.chunk, m.mask_alignment == FLASH3_ALIGN_TOP_LEFT});
-  lists.data = m.data;
-  lists.size = m.size;
-  lists.key = m.key;
-  return lists;
-}
-
-Status take_mask(const flash3_forward_params& params, Problem* problem) {
-  return take(params, problem);
-}
-Status take_mask(const flash3_backward_params& params, Problem* problem) {
-  return take(params, problem);
 }
 
 }  // namespace flash3

@@ -27,6 +27,18 @@ void visit_sources(const flash3_mask_params& p, const Visit& visit) {
   visit("bit_blocks", p.bit_blocks);
 }
 
+// The tensors with lengths, likewise.
+template <class Visit>
+void visit_lengths(const flash3_mask_params& p, const Visit& visit) {
+  visit("cu_seqlens_q", p.cu_seqlens_q);
+  visit("cu_seqlens_k", p.cu_seqlens_k);
+  visit("seqused_q", p.seqused_q);
+  visit("seqused_k", p.seqused_k);
+}
+
+// The same for all rules that mean the same.
+MaskRule normalised(MaskRule rule);
+
 // Whether the fields of a mask are any that flash3_mask_make() sets, whatever the call.
 Status check_mask_shape(const MaskShape& shape);
 

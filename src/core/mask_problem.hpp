@@ -7,6 +7,7 @@
 
 #include "core/mask_lists.hpp"
 #include "core/mask_rule.hpp"
+#include "core/seq_info.hpp"
 #include "core/status.hpp"
 #include "flash3/mask.h"
 
@@ -34,9 +35,18 @@ struct BlockBits {
   int64_t stride_block = 0, stride_row = 0;
 };
 
+// Which lengths a call, or what a mask is made from, has: flash3_mask::lengths.
+constexpr int lengths_given(const Sequences& q, const Sequences& k) {
+  return (q.packed ? FLASH3_MASK_CU_SEQLENS_Q : 0) | (k.packed ? FLASH3_MASK_CU_SEQLENS_K : 0) |
+         (q.has_used ? FLASH3_MASK_SEQUSED_Q : 0) | (k.has_used ? FLASH3_MASK_SEQUSED_K : 0);
+}
+
 struct MaskProblem {
   MaskShape shape;
   MaskRule rule;
+  // Where the sequences lie. Those of a mask without lengths are all shape.seq_q and shape.seq_k
+  // long, and the mask may have fewer.
+  Sequences sequences_q, sequences_k;
   MaskSource source = MaskSource::kBand;
   MaskTensor tensor;     // ranges, documents, dense, block_indices, bits or bit_blocks
   MaskTensor counts;     // block_counts
@@ -47,13 +57,16 @@ struct MaskProblem {
   int num_threads = 0;
   void* stream = nullptr;
   void* data = nullptr;  // where the mask goes
+
+  int lengths() const { return lengths_given(sequences_q, sequences_k); }
 };
 
 // A mask that a call is given; without memory where the call is only a question.
 struct MaskLists {
   bool given = false;
   MaskShape shape;
-  MaskRule rule;  // the band that it was made with
+  MaskRule rule;    // the band that it was made with
+  int lengths = 0;  // which it was made with: lengths_given()
   const void* data = nullptr;
   size_t size = 0;   // of the memory
   uint64_t key = 0;  // what the caller's mask says it is

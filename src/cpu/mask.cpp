@@ -10,6 +10,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/interrupt.hpp"
+#include "core/option_checks.hpp"
 #include "cpu/parallel.hpp"
 
 namespace flash3::cpu {
@@ -45,21 +46,25 @@ struct SeenBits {
 // has.
 struct QueryBlock {
   Index batch, head, block;
-  Range queries;
+  Range queries;  // that exist
+  RowRange q, k;  // of the sequence
+  Mask band;      // likewise
 };
 
 // What is seen, by the source and the band.
 class MaskMaker {
  public:
-  explicit MaskMaker(const MaskProblem& p)
-      : p_(p), mask_(Mask::make(p.shape.seq_q, p.shape.seq_k, p.rule)) {}
+  explicit MaskMaker(const MaskProblem& p) : p_(p) {}
 
   QueryBlock query_block(Index list) const {
-    const Index blocks = p_.shape.q_blocks(), pair = list / blocks, block = list % blocks;
-    return {pair / p_.shape.heads,
-            pair % p_.shape.heads,
-            block,
-            {block * kMaskBlock, std::min<Index>((block + 1) * kMaskBlock, p_.shape.seq_q)}};
+    const Index blocks = p_.shape.q_blocks(), pair = list / blocks;
+    QueryBlock of{pair / p_.shape.heads, pair % p_.shape.heads, list % blocks, {}, {}, {}, {}};
+    const SeqInfo rows = seq_info(p_.sequences_q, p_.sequences_k, of.batch);
+    of.q = rows.q, of.k = rows.k;
+    of.band = Mask::make(of.q.length, of.k.length, p_.rule);
+    const Index first = of.block * kMaskBlock;
+    of.queries = {first, std::max(first, std::min<Index>(first + kMaskBlock, of.q.length))};
+    return of;
   }
 
   // Fills the ranges of the block's queries; those after the last query are empty.
@@ -67,11 +72,14 @@ class MaskMaker {
     for (int which = 0; which < p_.shape.ranges; ++which) {
       Range document{0, 0};
       for (Index i = of.block * kMaskBlock; i < (of.block + 1) * kMaskBlock; ++i) {
-        Range seen = i < p_.shape.seq_q ? in_band(i) : Range{0, 0};
-        if (p_.source == MaskSource::kRanges && i < p_.shape.seq_q)
-          seen = both(
-              seen, {int_at(p_.tensor, of, 2 * which, i), int_at(p_.tensor, of, 2 * which + 1, i)});
-        if (p_.source == MaskSource::kDocuments && i < p_.shape.seq_q)
+        const bool exists = i < of.queries.end;
+        Range seen = exists ? in_band(of, i) : Range{0, 0};
+        if (p_.source == MaskSource::kRanges && exists) {
+          const Index column = of.q.first + i;
+          seen = both(seen, {int_at(p_.tensor, of, 2 * which, column),
+                             int_at(p_.tensor, of, 2 * which + 1, column)});
+        }
+        if (p_.source == MaskSource::kDocuments && exists)
           seen = both(seen, document = document_of(of, i, document));
         if (seen.empty()) seen = {0, 0};
         *to.range(which, of.batch, of.head, i) = {static_cast<int>(seen.begin),
@@ -101,7 +109,9 @@ class MaskMaker {
   static Range both(const Range& a, const Range& b) {
     return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
   }
-  Range in_band(Index i) const { return both({0, p_.shape.seq_k}, {mask_.first(i), mask_.end(i)}); }
+  static Range in_band(const QueryBlock& of, Index i) {
+    return both({0, of.k.length}, {of.band.first(i), of.band.end(i)});
+  }
   static Index offset(const MaskTensor& t, const QueryBlock& of) {
     return of.batch * t.stride_batch + of.head * t.stride_head;
   }
@@ -111,14 +121,14 @@ class MaskMaker {
 
   // The document that query i is in; `last`: that of the query before it, which mostly is the same.
   Range document_of(const QueryBlock& of, Index i, const Range& last) const {
-    const Index seq_k = p_.shape.seq_k, key = i + seq_k - p_.shape.seq_q;
+    const Index seq_k = of.k.length, key = i + seq_k - of.q.length;
     if (last.begin <= key && key < last.end) return last;
     if (key < 0 || key >= seq_k) return {0, 0};
-    const int own = int_at(p_.tensor, of, 0, key);
+    const auto number = [&](Index j) { return int_at(p_.tensor, of, 0, of.k.first + j); };
+    const int own = number(key);
     Range document{key, key + 1};
-    while (document.begin > 0 && int_at(p_.tensor, of, 0, document.begin - 1) == own)
-      --document.begin;
-    while (document.end < seq_k && int_at(p_.tensor, of, 0, document.end) == own) ++document.end;
+    while (document.begin > 0 && number(document.begin - 1) == own) --document.begin;
+    while (document.end < seq_k && number(document.end) == own) ++document.end;
     return document;
   }
 
@@ -282,7 +292,6 @@ class MaskMaker {
   }
 
   const MaskProblem& p_;
-  const Mask mask_;
 };
 
 // Bits 0 and 1 of each byte, side by side.
@@ -353,6 +362,8 @@ int at_most_int(Index n) {
 
 Status make_mask(const MaskProblem& p) {
   const MaskShape& s = p.shape;
+  FLASH3_CHECK(check_lengths_of(p.sequences_q, s.batch, "cu_seqlens_q", "seqused_q", "seq_q"));
+  FLASH3_CHECK(check_lengths_of(p.sequences_k, s.batch, "cu_seqlens_k", "seqused_k", "seq_k"));
   const MaskMemory memory = MaskMemory::of(s, p.data);
   const MaskMaker maker(p);
   std::vector<Places> places(static_cast<size_t>(s.lists()));

@@ -324,7 +324,8 @@ ReferenceBackward attention_backward_ref(const BackwardProblem& p, int num_threa
   } else {
     for (int64_t b = 0; b < p.batch; ++b) {
       store.sequence = b;
-      for_each_head_of_one_length(one_sequence(p, b), nullptr, num_threads, store);
+      for_each_head_of_one_length(one_sequence(p, b), PairsOfSequence(mask, b).get(), num_threads,
+                                  store);
     }
   }
   if (!p.sink.given) return result;

@@ -168,7 +168,7 @@ void for_each_row(const ForwardProblem& p, const MaskPairs* mask, int num_thread
     return for_each_row_of_one_length(p, mask, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
     for_each_row_of_one_length(
-        one_sequence(p, b), nullptr, num_threads,
+        one_sequence(p, b), PairsOfSequence(mask, b).get(), num_threads,
         [&](int64_t, int64_t row, int64_t head, const RowResult& x) { store(b, row, head, x); });
 }
 

@@ -11,7 +11,8 @@
 
 namespace flash3 {
 
-// A byte for each pair: [batch, heads, seq_q, seq_k], with 1 in place of what all share.
+// A byte for each pair: [batch, heads, seq_q, seq_k], with 1 in place of what all share. A sequence
+// that is shorter has its pairs in the first rows and columns.
 struct MaskPairs {
   int64_t batch = 0, heads = 0, seq_q = 0, seq_k = 0;
   std::vector<uint8_t> seen;
@@ -21,6 +22,28 @@ struct MaskPairs {
     const int64_t pair = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : h);
     return seen.data() + pair * seq_q * seq_k;
   }
+
+  // What a query of sequence b and head h sees, where that is what it sees without the mask.
+  VisibleKeys of(VisibleKeys visible, int64_t b, int64_t h) const {
+    visible.pairs = of(b, h), visible.pairs_row = seq_k;
+    return visible;
+  }
+};
+
+// The pairs of one sequence, for oracles that take one after the other.
+class PairsOfSequence {
+ public:
+  // all: null where the call has no mask.
+  PairsOfSequence(const MaskPairs* all, int64_t b) : given_(all != nullptr) {
+    if (!given_) return;
+    const int64_t size = all->heads * all->seq_q * all->seq_k;
+    own_ = {1, all->heads, all->seq_q, all->seq_k, {all->of(b, 0), all->of(b, 0) + size}};
+  }
+  const MaskPairs* get() const { return given_ ? &own_ : nullptr; }
+
+ private:
+  const bool given_;
+  MaskPairs own_;
 };
 
 // The params must be valid.
@@ -31,10 +54,9 @@ class CallMask {
  public:
   CallMask(const flash3_mask* mask, const flash3_mask_params* source);
 
-  // What a query of sequence b and head h sees, where that is what it sees without the mask.
-  VisibleKeys of(VisibleKeys visible, int64_t b, int64_t h) const {
-    if (given_) visible.pairs = pairs_.of(b, h);
-    return visible;
+  // As MaskPairs has it; without a mask what is visible.
+  VisibleKeys of(const VisibleKeys& visible, int64_t b, int64_t h) const {
+    return given_ ? pairs_.of(visible, b, h) : visible;
   }
 
  private:

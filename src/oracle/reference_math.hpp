@@ -31,7 +31,7 @@ inline VisibleKeys visible_keys(const Problem& p) {
 // The same of one sequence and head, where the call has a mask; null: it has none.
 inline VisibleKeys visible_keys(const Problem& p, const MaskPairs* mask, int64_t b, int64_t h) {
   VisibleKeys keys = visible_keys(p);
-  if (mask) keys.pairs = mask->of(b, h);
+  if (mask) keys = mask->of(keys, b, h);
   return keys;
 }
 

@@ -22,7 +22,8 @@ struct VisibleKeys {
   int64_t chunk = 0;                            // 0: none
   const uint64_t* tree = nullptr;               // a word for each query, or none
   bool top_left = false;                        // where the diagonal begins
-  const uint8_t* pairs = nullptr;  // a byte for each, [seq_q, seq_k], that says all; or none
+  const uint8_t* pairs = nullptr;  // a byte for each, [seq_q, pairs_row], that says all; or none
+  int64_t pairs_row = 0;
 
   // What the params of a call say.
   template <class Params>
@@ -50,7 +51,7 @@ struct VisibleKeys {
 
   // Whether query i sees key j.
   bool sees(int64_t i, int64_t j) const {
-    if (pairs) return pairs[i * seq_k + j] != 0;
+    if (pairs) return pairs[i * pairs_row + j] != 0;
     const int64_t diagonal = diagonal_of(i);
     // A window may be as wide as int64_t, so nothing is added to it.
     if (window_left >= 0 && diagonal - j > window_left) return false;

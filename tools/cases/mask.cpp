@@ -115,6 +115,8 @@ std::string to_text(const CaseMask& mask) {
 
 std::string mask_objection(const Case& c) {
   if (!c.mask.given()) return "";
+  if (c.is_ragged() && is_usual(c.mask.source))
+    return "masks that calls are timed with are of sequences of one length";
   const flash3_mask_params p = mask_params_without_memory(c);
   size_t bytes = 0;
   return flash3_mask_size(&p, &bytes) == FLASH3_OK ? "" : flash3_last_error();
@@ -142,11 +144,13 @@ MaskFacts facts_of(const Case& c, const flash3_mask& m) {
   const MaskShape shape{m.batch,  m.heads,  m.seq_q,          m.seq_k,
                         m.ranges, m.blocks, m.partial_blocks, m.granularity};
   const MaskMemory memory = MaskMemory::of(shape, m.data);
+  const CaseSequences sequences = make_sequences(c);
   MaskFacts facts;
   facts.all_blocks = shape.all_blocks();
   for (int64_t list = 0; list < shape.lists(); ++list) {
     const int64_t pair = list / shape.q_blocks(), first = list % shape.q_blocks() * kMaskBlock;
-    const int64_t rows = std::min<int64_t>(kMaskBlock, shape.seq_q - first);
+    const int64_t rows =
+        std::clamp<int64_t>(sequences[pair / shape.heads].q.length - first, 0, kMaskBlock);
     for (int n = 0; n < memory.lists[list].count; ++n) {
       const MaskBlock& block = memory.blocks[memory.lists[list].begin + n];
       const int64_t key = int64_t{block.block()} * kMaskBlock;
@@ -199,6 +203,9 @@ Case key_of(const Case& c) {
   key.window_left = c.window_left, key.window_right = c.window_right;
   *key.added.find("mask_alignment") = c.added["mask_alignment"];
   key.mask = c.mask, key.seed = c.seed;
+  key.lengths = c.lengths, key.tokens = c.tokens, key.draw = c.draw, key.front = c.front;
+  key.packed_q = c.packed_q, key.packed_k = c.packed_k, key.max_known = c.max_known;
+  key.used_q = c.used_q, key.used_k = c.used_k;
   return key;
 }
 

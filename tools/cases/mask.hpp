@@ -15,6 +15,7 @@ namespace flash3::cases {
 // as a whole lie beside others; bounds of ranges and numbers of blocks are now and then nonsense.
 struct MaskSources {
   GuardedTensor ranges, documents, dense, block_counts, block_indices, bits, bit_blocks;
+  GuardedTensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
 
   // Calls visit(name, tensor, field) for each, with the field of the params that it is.
   template <class Visit>
@@ -39,6 +40,10 @@ struct MaskSources {
     visit("block_indices", s.block_indices, &P::block_indices);
     visit("bits", s.bits, &P::bits);
     visit("bit_blocks", s.bit_blocks, &P::bit_blocks);
+    visit("cu_seqlens_q of the mask", s.cu_seqlens_q, &P::cu_seqlens_q);
+    visit("cu_seqlens_k of the mask", s.cu_seqlens_k, &P::cu_seqlens_k);
+    visit("seqused_q of the mask", s.seqused_q, &P::seqused_q);
+    visit("seqused_k of the mask", s.seqused_k, &P::seqused_k);
   }
 };
 MaskSources make_mask_sources(const Case& c);

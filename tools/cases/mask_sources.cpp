@@ -179,16 +179,35 @@ int32_t as_int32(int64_t n) {
                                                   std::numeric_limits<int32_t>::max()));
 }
 
-// The tensors, without memory.
-void add_sources(const Case& c, flash3_mask_params* p) {
+// The lengths, and the sizes that go with them; tensors without memory.
+void add_lengths(const Case& c, const CaseSequences& sequences, flash3_mask_params* p) {
+  p->batch = c.batch, p->heads_q = c.heads_q;
+  const auto longest = [&](const SequenceLengths& s) {
+    const bool known = s.cu.empty() || (c.max_known && s.max_length > 0);  // a maximum of 0 is none
+    return known ? std::min(s.max_length, s.rows) : s.rows;
+  };
+  p->seq_q = longest(sequences.q), p->seq_k = longest(sequences.k);
+  const auto index = [](const std::vector<int32_t>& values) {
+    return values.empty() ? flash3_tensor{}
+                          : shape_of(FLASH3_INT32, {static_cast<int64_t>(values.size())});
+  };
+  p->cu_seqlens_q = index(sequences.q.cu), p->cu_seqlens_k = index(sequences.k.cu);
+  p->seqused_q = index(sequences.q.used), p->seqused_k = index(sequences.k.used);
+}
+
+// The tensors of the source, without memory.
+void add_sources(const Case& c, const CaseSequences& sequences, flash3_mask_params* p) {
   const int64_t batch = c.mask.of_batch ? c.batch : 1, heads = c.mask.of_heads ? c.heads_q : 1;
+  const int64_t seq_q = p->seq_q, seq_k = p->seq_k;
   const auto ranges = [&](int64_t n) {
-    p->ranges = shape_of(FLASH3_INT32, {batch, heads, 2 * std::min<int64_t>(n, kBlock), c.seq_q});
+    p->ranges =
+        shape_of(FLASH3_INT32, {c.packed_q ? 1 : batch, heads, 2 * std::min<int64_t>(n, kBlock),
+                                c.packed_q ? sequences.q.rows : seq_q});
   };
   const auto blocks = [&](const auto& kept) {
     p->block_rows = as_int32(c.mask.block_rows), p->block_keys = as_int32(c.mask.block_keys);
-    const int64_t rows = ceil_div(c.seq_q, std::max<int64_t>(p->block_rows, 1));
-    const int64_t keys = ceil_div(c.seq_k, std::max<int64_t>(p->block_keys, 1));
+    const int64_t rows = ceil_div(seq_q, std::max<int64_t>(p->block_rows, 1));
+    const int64_t keys = ceil_div(seq_k, std::max<int64_t>(p->block_keys, 1));
     p->block_counts = shape_of(FLASH3_INT32, {batch, heads, rows});
     p->block_indices = shape_of(FLASH3_INT32, {batch, heads, rows, kept(keys)});
   };
@@ -200,20 +219,23 @@ void add_sources(const Case& c, flash3_mask_params* p) {
     case CaseMaskSource::kPrefix: ranges(1); break;
     case CaseMaskSource::kSinks: ranges(2); break;
     case CaseMaskSource::kDocuments:
-    case CaseMaskSource::kLogNormal: p->documents = shape_of(FLASH3_INT32, {batch, c.seq_k}); break;
+    case CaseMaskSource::kLogNormal:
+      p->documents =
+          shape_of(FLASH3_INT32, {c.packed_k ? 1 : batch, c.packed_k ? sequences.k.rows : seq_k});
+      break;
     case CaseMaskSource::kDense:
-      p->dense = shape_of(FLASH3_UINT8, {batch, heads, c.seq_q, c.seq_k});
+      p->dense = shape_of(FLASH3_UINT8, {batch, heads, seq_q, seq_k});
       break;
     case CaseMaskSource::kBlocks: blocks([](int64_t) { return kMostBlocks; }); break;
     case CaseMaskSource::kShare: blocks([&](int64_t all) { return share_of(c, all); }); break;
     case CaseMaskSource::kBits:
     case CaseMaskSource::kCoins:
-      p->bits = shape_of(FLASH3_UINT8, {batch, heads, c.seq_q, ceil_div(c.seq_k, int64_t{8})});
+      p->bits = shape_of(FLASH3_UINT8, {batch, heads, seq_q, ceil_div(seq_k, int64_t{8})});
       break;
     case CaseMaskSource::kBitBlocks:
       p->bits = shape_of(FLASH3_UINT8, {kBlocksOfBits, kBlock, kBlock / 8});
-      p->bit_blocks = shape_of(
-          FLASH3_INT32, {batch, heads, ceil_div(c.seq_q, kBlock), ceil_div(c.seq_k, kBlock)});
+      p->bit_blocks =
+          shape_of(FLASH3_INT32, {batch, heads, ceil_div(seq_q, kBlock), ceil_div(seq_k, kBlock)});
       break;
   }
 }
@@ -264,11 +286,12 @@ void fill_sources(const Case& c, const MaskSources& s) {
 flash3_mask_params mask_params_without_memory(const Case& c) {
   flash3_mask_params p{};
   p.struct_size = sizeof p;
-  p.batch = c.batch, p.heads_q = c.heads_q, p.seq_q = c.seq_q, p.seq_k = c.seq_k;
+  const CaseSequences sequences = make_sequences(c);
+  add_lengths(c, sequences, &p);
   p.causal = c.causal, p.window = c.window;
   p.window_left = c.window_left, p.window_right = c.window_right, p.chunk = c.chunk;
   p.mask_alignment = static_cast<int32_t>(c.added["mask_alignment"]);
-  add_sources(c, &p);
+  add_sources(c, sequences, &p);
   return p;
 }
 
@@ -279,6 +302,12 @@ MaskSources make_mask_sources(const Case& c) {
     if ((p.*field).ndim > 0) tensor = guard(p.*field, 0);
   });
   fill_sources(c, s);
+  const CaseSequences sequences = make_sequences(c);
+  const auto fill = [](const std::vector<int32_t>& from, const GuardedTensor& to) {
+    std::copy(from.begin(), from.end(), static_cast<int32_t*>(to.view.data));
+  };
+  fill(sequences.q.cu, s.cu_seqlens_q), fill(sequences.k.cu, s.cu_seqlens_k);
+  fill(sequences.q.used, s.seqused_q), fill(sequences.k.used, s.seqused_k);
   return s;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of masks as data: every source under every band, shared or not, in sizes at and beside
-// the edges of blocks.
+// the edges of blocks, and with sequences of unequal lengths.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -51,6 +51,68 @@ struct Dims {
 constexpr Dims kDims[] = {{64, 64}, {128, 128}, {256, 256}, {96, 40},
                           {33, 72}, {192, 128}, {160, 160}};
 
+// Which lengths a batch has.
+struct Ragged {
+  bool packed_q, packed_k, used_q, used_k, max_known;
+};
+constexpr Ragged kRagged[] = {{true, true, false, false, true},  {false, false, true, true, true},
+                              {true, false, false, true, true},  {true, true, true, true, true},
+                              {true, true, false, false, false}, {false, true, true, false, true},
+                              {false, false, false, true, true}};
+constexpr Lengths kLengths[] = {Lengths::kRandom, Lengths::kEdges, Lengths::kGiant, Lengths::kEmpty,
+                                Lengths::kRandom};
+
+// The options that all masks meet, by turns.
+void add_options(size_t i, bool backward, Case* c) {
+  *c->added.find("mask_alignment") = i % 7 == 3;
+  if (i % 4 == 1) c->sink = c->dtype == FLASH3_FLOAT32 ? Sink::kFloat32 : Sink::k16;
+  if (i % 5 == 2) c->softcap = 20.f;
+  if (c->softcap > 0) c->softmax_scale = 0.5f;
+  c->layout = i % 6 == 5 ? Layout::kHeadsFirst : Layout::kBatchSeq;
+  c->seed = i + 1;
+  if (!backward) return;
+  c->backward = true;
+  c->deterministic = i % 2 == 0, c->want_dlse = i % 3 == 0;
+}
+
+void set_band(const Band& band, Case* c) {
+  c->causal = band.causal, c->window = band.window, c->chunk = band.chunk;
+  c->window_left = band.left, c->window_right = band.right;
+}
+
+// Sequences of unequal lengths under every source and band.
+void add_ragged(Level level, std::span<const flash3_dtype> dtypes, bool backward,
+                std::vector<Case>* table) {
+  size_t i = 0;
+  const size_t rounds = level == Level::kFull ? 4 : 1;
+  for (size_t round = 0; round < rounds; ++round)
+    for (const CaseMask& source : kSources)
+      for (const Band& band : kBands) {
+        Case c;
+        c.mask = source;
+        const bool may_differ = source.source != CaseMaskSource::kBand;
+        c.mask.of_heads = may_differ && source.source != CaseMaskSource::kDocuments && i % 2 != 0;
+        c.mask.of_batch = may_differ && i % 3 == 0;
+        c.dtype = dtypes[i % dtypes.size()];
+        c.batch = 3 + static_cast<int64_t>(i % 4);
+        c.seq_q = i % 5 == 4 ? 200 : 300, c.seq_k = 300;
+        const Heads& heads = kHeads[(i + round) % std::size(kHeads)];
+        c.heads_q = heads.q, c.heads_k = heads.k;
+        const Dims& dims = kDims[(i / 2 + round) % std::size(kDims)];
+        c.head_dim = dims.qk, c.head_dim_v = dims.v;
+        const Ragged& ragged = kRagged[(i + 3 * round) % std::size(kRagged)];
+        c.packed_q = ragged.packed_q, c.packed_k = ragged.packed_k;
+        c.used_q = ragged.used_q, c.used_k = ragged.used_k, c.max_known = ragged.max_known;
+        c.lengths = kLengths[(i / 3 + round) % std::size(kLengths)];
+        set_band(band, &c);
+        add_options(i, backward, &c);
+        c.layout = Layout::kBatchSeq;
+        c.fill = i % 3 == 1;
+        table->push_back(c);
+        ++i;
+      }
+}
+
 }  // namespace
 
 std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dtypes,
@@ -76,20 +138,11 @@ std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dty
           c.heads_q = heads.q, c.heads_k = heads.k;
           const Dims& dims = kDims[(i / 2) % std::size(kDims)];
           c.head_dim = dims.qk, c.head_dim_v = dims.v;
-          c.causal = band.causal, c.window = band.window, c.chunk = band.chunk;
-          c.window_left = band.left, c.window_right = band.right;
-          *c.added.find("mask_alignment") = i % 7 == 3;
-          if (i % 4 == 1) c.sink = c.dtype == FLASH3_FLOAT32 ? Sink::kFloat32 : Sink::k16;
-          if (i % 5 == 2) c.softcap = 20.f;
-          if (c.softcap > 0) c.softmax_scale = 0.5f;
-          c.layout = i % 6 == 5 ? Layout::kHeadsFirst : Layout::kBatchSeq;
-          c.seed = i + 1;
-          if (backward) {
-            c.backward = true;
-            c.deterministic = i % 2 == 0, c.want_dlse = i % 3 == 0;
-          }
+          set_band(band, &c);
+          add_options(i, backward, &c);
           table.push_back(c);
         }
+  add_ragged(level, dtypes, backward, &table);
   return table;
 }
 

@@ -68,6 +68,13 @@ bool is_of_latent_rows(std::string_view report) {
           is_at(report, "Write Thread", " at flash3::cuda::sm90::LatentSoftmax<"));
 }
 
+bool is_of_listed_tiles(std::string_view report) {
+  return report.find("Potential WAR hazard detected at __shared__") != report.npos &&
+         (is_at(report, "Read Thread", " at flash3::cuda::sm90::noted_tile(") ||
+          is_at(report, "Read Thread", " at flash3::cuda::sm90::MaskTile::")) &&
+         is_at(report, "Write Thread", " at flash3::cuda::sm90::note_tile(");
+}
+
 // What the summary counts; −1 without one.
 int displayed_hazards(std::string_view output) {
   const size_t at = output.find(kSummary);
@@ -85,7 +92,7 @@ Races check_races(const std::string& output) {
   for (const std::string_view start : {kHazard, kWarning}) {
     for (size_t at = output.find(start); at != output.npos; at = output.find(start, at + 1)) {
       const std::string_view report = report_at(output, at);
-      if (is_of_scales(report) || is_of_latent_rows(report)) {
+      if (is_of_scales(report) || is_of_latent_rows(report) || is_of_listed_tiles(report)) {
         ++races.known;
       } else if (races.unknown.empty()) {
         races.unknown = report;

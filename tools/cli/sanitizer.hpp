@@ -36,6 +36,12 @@ nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
 // A third, there too: in one run of three racecheck reports the warpgroups' sums at the end of a
 // run of keys (end_sums), stored before a barrier of all consumers and read after it. The
 // machine code has the barrier: STS, BAR.SYNC 3, 256, LDS.
+//
+// A fourth, in forward kernels that walk the lists of a mask: all threads of a warp read what the
+// producer noted of a key tile (noted_tile), and a __syncwarp later one lane arrives for its warp
+// at the barrier that the producer waits for before it notes the next one (note_tile). It is the
+// first kind again. One lane alone could read and pass it on, but for that FP8 at head dim 256 has
+// no registers.
 struct Races {
   int known = 0;        // hazards of these kinds
   std::string unknown;  // the first other one, as it was reported; "" if none

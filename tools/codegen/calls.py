@@ -11,7 +11,7 @@ HEADERS = ("types.h", "flash3.h", "quantize.h", "merge.h", "mask.h")
 CALLS = ("forward", "backward", "quantize", "merge", "mask")
 
 # The last field of each call whose place in the functions below is written out.
-LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "workspace_size", "merge": "workspace_size", "mask": "bit_blocks"}
+LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "workspace_size", "merge": "workspace_size", "mask": "seqused_k"}
 
 
 
@@ -90,7 +90,7 @@ TORCH = {
     "merge_out": ("merge", "out_parts lse_parts out! lse!?", "sink …", "()"),
     "mask_make": ("mask", "like ranges? documents? dense? block_counts? block_indices?",
                   "batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment block_rows block_keys max_blocks "
-                  "max_partial_blocks bits bit_blocks …", "(Tensor, int[])"),
+                  "max_partial_blocks bits bit_blocks cu_seqlens_q cu_seqlens_k seqused_q seqused_k …", "(Tensor, int[])"),
 }
 
 # ---- TVM-FFI ----
@@ -98,7 +98,8 @@ TORCH = {
 _RUN = "backend num_threads workspace"
 _MASK = "softmax_scale causal window_left window_right softcap chunk sink"
 _MASK_SOURCE = ("batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment ranges documents dense block_counts "
-                "block_indices block_rows block_keys max_blocks max_partial_blocks backend num_threads …")
+                "block_indices block_rows block_keys max_blocks max_partial_blocks backend num_threads bits bit_blocks cu_seqlens_q "
+                "cu_seqlens_k seqused_q seqused_k …")
 TVM_FFI = {
     "forward": ("forward", f"q k v out lse {_MASK} {_LENGTHS} q_scale k_scale v_scale compute rotation_seed sm_margin {_RUN} qv "
                 f"mask_alignment max_logits {_DATA_MASK} …"),
@@ -129,7 +130,7 @@ CPP = {
     "merge": f"out_parts lse_parts out lse sink {_CPP_RUN} …",
     "mask": "batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment ranges documents dense block_counts "
             "block_indices block_rows block_keys max_blocks max_partial_blocks backend num_threads stream bits "
-            "bit_blocks …",
+            "bit_blocks cu_seqlens_q cu_seqlens_k seqused_q seqused_k …",
 }
 
 # ---- Python ----

@@ -96,7 +96,7 @@ def attention(q, k, v, **options):
             bits. No gradients.
         mask: a source of flash3.masks: query i sees the keys that both the source and the band (causal, window, chunk) allow. The mask
             is made once for this call's sizes and device, and kept. Or a Mask that was made for this call's sizes; the band must then
-            be none, or the one of the mask. Arrays that are no torch tensors take a Mask alone. Not with cu_seqlens, seqused, qv or
+            be none, or the one of the mask. Arrays that are no torch tensors take a Mask alone. Not with qv or
             compute, nor on a GPU with FP8 tensors and a softcap.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
             torch's scaled_dot_product_attention and JAX mean them.

@@ -17,7 +17,8 @@ class Mask(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64), ("batch", ctypes.c_int64),
                 ("heads", ctypes.c_int64), ("seq_q", ctypes.c_int64), ("seq_k", ctypes.c_int64), ("window_left", ctypes.c_int64),
                 ("window_right", ctypes.c_int64), ("chunk", ctypes.c_int64), ("mask_alignment", ctypes.c_int32), ("ranges", ctypes.c_int32),
-                ("blocks", ctypes.c_int64), ("partial_blocks", ctypes.c_int64), ("granularity", ctypes.c_int32)]
+                ("blocks", ctypes.c_int64), ("partial_blocks", ctypes.c_int64), ("granularity", ctypes.c_int32),
+                ("lengths", ctypes.c_int32)]
 
 
 class ForwardParams(ctypes.Structure):
@@ -70,7 +71,8 @@ class MaskParams(ctypes.Structure):
                 ("documents", Tensor), ("dense", Tensor), ("block_counts", Tensor), ("block_indices", Tensor),
                 ("block_rows", ctypes.c_int32), ("block_keys", ctypes.c_int32), ("max_blocks", ctypes.c_int64),
                 ("max_partial_blocks", ctypes.c_int64), ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32),
-                ("stream", ctypes.c_void_p), ("bits", Tensor), ("bit_blocks", Tensor)]
+                ("stream", ctypes.c_void_p), ("bits", Tensor), ("bit_blocks", Tensor), ("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor),
+                ("seqused_q", Tensor), ("seqused_k", Tensor)]
 
 
 # The words for values that the C interface numbers.
@@ -105,7 +107,8 @@ TENSORS = {
     "backward": ("dout", "dlse", "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink"),
     "quantize": ("q", "k", "v", "rotary_cos", "rotary_sin", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
     "merge": ("out_parts", "lse_parts", "sink"),
-    "mask": ("ranges", "documents", "dense", "block_counts", "block_indices", "bits", "bit_blocks"),
+    "mask": ("ranges", "documents", "dense", "block_counts", "block_indices", "bits", "bit_blocks", "cu_seqlens_q", "cu_seqlens_k",
+             "seqused_q", "seqused_k"),
 }
 RESULTS = {
     "forward": ("out", "lse", "max_logits"),

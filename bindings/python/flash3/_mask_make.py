@@ -5,6 +5,7 @@ import torch
 from . import _torch
 from ._mask import Mask, check_mask
 from ._mask_kept import kept
+from ._mask_lengths import NO_LENGTHS, Lengths, with_band
 from ._mask_sources import Band, MaskSource
 
 _make = _torch.operators.mask_make.default
@@ -29,11 +30,12 @@ def _is_capturing(device):
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def make(source, seq_q, seq_k, device, max_blocks=None, max_partial_blocks=None):
-    """The Mask of a MaskSource (MaskSource.make)."""
+def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=None, lengths=NO_LENGTHS):
+    """The Mask of a MaskSource (MaskSource.make), for calls whose q and k have so many rows, and these lengths."""
     if max_blocks is None and max_partial_blocks is not None:
         raise ValueError(f"max_partial_blocks = {max_partial_blocks} but max_blocks = None; it is a part of that")
-    source = source.sized(seq_q, seq_k)
+    seq_q, seq_k = lengths.longest(rows_q, rows_k)
+    source = lengths.fitted(source, rows_q, rows_k)
     device = torch.device(device or source.device or torch.empty(0).device)
     if max_blocks is None and _is_capturing(device):
         raise NotImplementedError("max_blocks = None and a CUDA graph is being captured; to count blocks waits for the device: make the mask "
@@ -43,7 +45,9 @@ def make(source, seq_q, seq_k, device, max_blocks=None, max_partial_blocks=None)
                                   "source.to()")
     source = source.to(device)
     tensors, named = source.arguments()
-    sizes = {"batch": source.shape[0], "heads_q": source.shape[1], "seq_q": source.seq_q, "seq_k": source.seq_k}
+    named |= lengths.tensors(device)
+    batch = source.shape[0] if lengths.batch is None else lengths.batch
+    sizes = {"batch": batch, "heads_q": source.shape[1], "seq_q": seq_q, "seq_k": seq_k}
     like = next((x for x in source.tensors() if x is not None), None)
     if like is None:
         like = torch.empty(0, device=device)
@@ -67,24 +71,25 @@ def kept_on(device, name, mask):
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
-def _sizes_of(q, k, options):
-    """(seq_q, seq_k) of a call."""
+def _rows_of(q, k, options):
+    """Rows of q and k of a call: seq, or where they are packed total."""
     _torch.check_companions("q", q, k=k)
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        if options.get(name) is not None:
-            raise NotImplementedError(f"mask is given and {name} is given; a mask is for sequences of one length")
+    rows = []
     for name, x in (("q", q), ("k", k)):
-        if x.dim() != 4:
-            raise ValueError(f"{name}.ndim = {x.dim()} but it must be 4, [batch, seq, heads, dim]")
-    return q.shape[1], k.shape[1]
+        packed = options.get(f"cu_seqlens_{name}") is not None
+        shape = f"[total_{name}, heads, dim], as cu_seqlens_{name} is given" if packed else "[batch, seq, heads, dim]"
+        if x.dim() != 4 - packed:
+            raise ValueError(f"{name}.ndim = {x.dim()} but it must be {4 - packed}, {shape}")
+        rows.append(x.shape[0 if packed else 1])
+    return rows
 
 
 @torch.compiler.disable
-def _made(source, band, seq_q, seq_k, device):
+def _made(source, band, rows_q, rows_k, device, lengths):
     def made():
-        both = source if band.is_none() else source.sized(seq_q, seq_k) & MaskSource("band", band=band)
-        return make(both, seq_q, seq_k, device)
-    return kept(source, source.tensors(), (band, seq_q, seq_k, device, kept_on(device, "mask", source)), made)
+        return make(source if band.is_none() else with_band(source, band, rows_q, rows_k, lengths), rows_q, rows_k, device, lengths=lengths)
+    parts = (*source.tensors(), *lengths.given().values())
+    return kept(source, parts, (band, rows_q, rows_k, device, lengths.key(), kept_on(device, "mask", source)), made)
 
 
 def with_mask_made(q, k, options):
@@ -93,5 +98,5 @@ def with_mask_made(q, k, options):
     if not isinstance(source, MaskSource) or not isinstance(q, torch.Tensor):
         return options
     band = Band.of(**{name: options[name] for name in _BAND if name in options})
-    mask = _made(source, band, *_sizes_of(q, k, options), q.device)
+    mask = _made(source, band, *_rows_of(q, k, options), q.device, Lengths.of(options))
     return {**{name: x for name, x in options.items() if name not in _BAND}, "mask": mask}

@@ -9,6 +9,7 @@ from . import _fields, _mask_ranges, _mask_rows
 from ._options import int64_of, number_of_word, window_sides
 
 KINDS = ("ranges", "documents", "dense", "blocks", "bits", "band")
+_SOURCES = tuple(name for name in _fields.TENSORS["mask"] if not name.startswith(("cu_seqlens_", "seqused_")))  # the others are lengths
 _RANGES_ALONE = ("ranges", "documents", "band")  # kinds that are ranges of keys, whatever they hold
 
 
@@ -212,14 +213,14 @@ class MaskSource:
 
     def tensors(self):
         """What it holds, in the order of flash3/mask.h; None for what it does not."""
-        return tuple(getattr(self, name) for name in _fields.TENSORS["mask"])
+        return tuple(getattr(self, name) for name in _SOURCES)
 
     def to(self, device):
         """The source with its tensors on a device, by torch.Tensor.to()."""
         device = torch.device(device)
         if self.device in (None, device):
             return self
-        return dataclasses.replace(self, **{name: x.to(device) for name, x in zip(_fields.TENSORS["mask"], self.tensors()) if x is not None})
+        return dataclasses.replace(self, **{name: x.to(device) for name, x in zip(_SOURCES, self.tensors()) if x is not None})
 
     def arguments(self):
         """What a mask is made from: the tensors that torch.ops.flash3.mask_make takes by position, None for those that are not given, and
@@ -232,7 +233,8 @@ class MaskSource:
             named |= {"bits": self.bits, "bit_blocks": self.bit_blocks}
         return (self.ranges, self.documents, self.dense, self.block_counts, self.block_indices), named
 
-    def make(self, seq_q=None, seq_k=None, *, device=None, max_blocks=None, max_partial_blocks=None):
+    def make(self, seq_q=None, seq_k=None, *, device=None, max_blocks=None, max_partial_blocks=None, cu_seqlens_q=None, cu_seqlens_k=None,
+             seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None):
         """The mask, for mask= of any number of calls.
 
         It lists blocks of 128 queries by 128 keys: 16 bytes for each block in which a pair is seen, and another 2 KiB for a block that
@@ -241,10 +243,12 @@ class MaskSource:
         than max_blocks is left empty: no query sees any key, and flash3.masks.needs returns what it needs.
 
         Args:
-            seq_q, seq_k: of the calls; None: those of the source.
+            seq_q, seq_k: of the calls, or where their tensors are packed total_q and total_k; None: those of the source.
             device: of the calls; None: that of the source's tensors, or torch's default for a band.
             max_blocks: room for this many blocks; 0: for the largest possible number. None: for as many as there are.
             max_partial_blocks: with max_blocks, room for blocks of 2 KiB; None or 0: for the largest possible number.
+            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k: of calls whose sequences differ in length, as in
+                attention(). The calls must have the same.
 
         Returns:
             A flash3.Mask.
@@ -253,9 +257,11 @@ class MaskSource:
             ValueError: a size is unknown or not the source's; or max_partial_blocks is given without max_blocks.
             NotImplementedError: without max_blocks, while a CUDA graph is captured.
         """
+        from ._mask_lengths import Lengths
         from ._mask_make import make
+        lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
         return make(self, self._known("seq_q").seq_q if seq_q is None else seq_q, self._known("seq_k").seq_k if seq_k is None else seq_k,
-                    device, max_blocks, max_partial_blocks)
+                    device, max_blocks, max_partial_blocks, lengths)
 
     # ---- operators ----
 

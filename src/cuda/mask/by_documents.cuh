@@ -22,16 +22,22 @@ __device__ __forceinline__ MaskList* runs_of_block(const MaskParams& p, int batc
   return p.memory.key_list(batch, 0, block);
 }
 
+// The numbers of a sequence's keys.
+__device__ __forceinline__ const int* document_numbers(const MaskParams& p, int batch,
+                                                       long long first_key) {
+  return p.source.row<int>(batch, 0, 0) + first_key;
+}
+
 // A warp notes those of one block.
 __device__ __forceinline__ void note_runs(const MaskParams& p, int batch, long long block) {
-  const int* const numbers = p.source.row<int>(batch, 0, 0);
+  const RowRange keys = rows_of(p.k, batch);
+  const int* const numbers = document_numbers(p, batch, keys.first);
   const int lane = threadIdx.x % 32;
   RunsOfBlock runs{-1, -1};
 #pragma unroll
   for (int i = 0; i < kMaskBlock / 32; ++i) {
     const long long first = block * kMaskBlock + 32 * i, key = first + lane;
-    const unsigned begin =
-        __ballot_sync(~0u, key < p.memory.shape.seq_k && begins_run(numbers, key));
+    const unsigned begin = __ballot_sync(~0u, key < keys.length && begins_run(numbers, key));
     if (begin == 0) continue;
     runs.last = int(first) + 31 - __clz(begin);
     if (runs.first < 0) runs.first = int(first) + __ffs(begin) - 1;
@@ -55,8 +61,8 @@ struct ByDocuments : OfRanges<1> {
       : p(params),
         of(block),
         shared(s),
-        numbers(params.source.row<int>(block.batch, 0, 0)),
-        first_key(block.first + params.memory.shape.seq_k - params.memory.shape.seq_q) {
+        numbers(document_numbers(params, block.batch, block.k_first)),
+        first_key(block.first + block.k_length - block.q_length) {
     const int thread = threadIdx.x;
     if (thread == 0) shared.before = -1, shared.after = kMostInt;
     if (thread < kMaskBlock) {
@@ -69,7 +75,7 @@ struct ByDocuments : OfRanges<1> {
 
   __device__ __forceinline__ MaskRange range(int, int row) const {
     const long long key = first_key + row;
-    if (key < 0 || key >= p.memory.shape.seq_k) return {0, 0};
+    if (key < 0 || key >= of.k_length) return {0, 0};
     MaskRange run{shared.before, shared.after};
     constexpr int kWords = kMaskBlock / 32;
     const KeyBits up_to_row = KeyBits::of(0, row + 1);
@@ -94,14 +100,14 @@ struct ByDocuments : OfRanges<1> {
 
  private:
   __device__ __forceinline__ bool is_begin(long long key) const {
-    return key >= 0 && key < p.memory.shape.seq_k && begins_run(numbers, key);
+    return key >= 0 && key < of.k_length && begins_run(numbers, key);
   }
 
   // From the rows' keys outwards: what is left of the block of keys there, then whole blocks.
   __device__ __forceinline__ void find_runs_around() {
-    const long long seq_k = p.memory.shape.seq_k, k_blocks = p.memory.shape.k_blocks();
+    const long long k_blocks = p.memory.shape.k_blocks();
     const long long end_key = first_key + kMaskBlock;
-    const bool has_before = first_key > 0, has_after = end_key > 0 && end_key < seq_k;
+    const bool has_before = first_key > 0, has_after = end_key > 0 && end_key < of.k_length;
     const long long block_before = has_before ? first_key / kMaskBlock : 0,
                     block_after = has_after ? end_key / kMaskBlock : k_blocks;
     const int thread = threadIdx.x;

@@ -82,7 +82,7 @@ struct ByRanges : OfRanges<kMost> {
       : p(params), of(block) {}
   __device__ __forceinline__ MaskRange range(int r, int row) const {
     const auto bound = [&](int which) {
-      return __ldg(p.source.row<int>(of.batch, of.head, which) + of.first + row);
+      return __ldg(p.source.row<int>(of.batch, of.head, which) + of.q_first + of.first + row);
     };
     return {bound(2 * r), bound(2 * r + 1)};
   }

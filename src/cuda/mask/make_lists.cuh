@@ -4,6 +4,8 @@
 #pragma once
 
 #include "cuda/device/ptx/sync.cuh"
+#include "cuda/mask/by_documents.cuh"
+#include "cuda/mask/by_ranges.cuh"
 #include "cuda/mask/query_block.cuh"
 
 namespace flash3::cuda {
@@ -79,7 +81,7 @@ struct ListMaker {
   }
 
   __device__ __forceinline__ void make(long long list) const {
-    const QueryBlock of(p.memory.shape, list);
+    const QueryBlock of(p, list);
     Source source(p, of, shared.source);
     if (threadIdx.x == 0) shared.found = 0;
     find_ranges<kThreads>(p, of, shared.ranges,
@@ -120,8 +122,17 @@ struct ListMaker {
   }
 };
 
+// Thread blocks of a multiprocessor that ptxas leaves registers for; 0: as many as it likes, which
+// for some sources are so many that it spills.
 template <class Source>
-__global__ void __launch_bounds__(Source::kThreads)
+inline constexpr int kLeastBlocks = 0;
+template <>
+inline constexpr int kLeastBlocks<ByBand> = 4;
+template <>
+inline constexpr int kLeastBlocks<ByDocuments> = 4;
+
+template <class Source>
+__global__ void __launch_bounds__(Source::kThreads, kLeastBlocks<Source>)
     lists_kernel(const __grid_constant__ MaskParams p) {
   __shared__ typename ListMaker<Source>::Shared shared;
   wait_for_previous_kernel();

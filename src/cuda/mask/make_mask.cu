@@ -94,6 +94,7 @@ Status launch_make_mask(const MaskProblem& problem) {
   MaskParams params{};
   params.memory = MaskMemory::of(problem.shape, problem.data);
   params.rule = problem.rule;
+  params.q = problem.sequences_q, params.k = problem.sequences_k;
   params.source = source_tensor(problem.tensor);
   params.counts = source_tensor(problem.counts);
   params.block_rows = problem.block_rows, params.block_keys = problem.block_keys;

@@ -4,6 +4,7 @@
 
 #include "core/mask_lists.hpp"
 #include "core/mask_rule.hpp"
+#include "core/seq_info.hpp"
 
 namespace flash3::cuda {
 
@@ -36,6 +37,7 @@ inline constexpr int kAllPairsSeen = -1;  // in place of the number of a block o
 struct MaskParams {
   MaskMemory memory;
   MaskRule rule;
+  Sequences q, k;
   SourceTensor source, counts;
   long long block_rows, block_keys;  // of the caller's blocks
   bool in_vectors;                   // rows of bytes or bits lie at multiples of 16 bytes

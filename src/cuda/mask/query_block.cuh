@@ -14,14 +14,19 @@ inline constexpr int kMostInt = 0x7FFFFFFF;
 struct QueryBlock {
   int batch, head, block;
   long long first;  // query
-  int rows;         // queries that there are
+  int rows;         // queries that there are; none after the sequence's end
+  int q_first, q_length, k_first, k_length;  // of the sequence (core/seq_info.hpp)
 
-  __device__ __forceinline__ QueryBlock(const MaskShape& shape, long long list) {
+  __device__ __forceinline__ QueryBlock(const MaskParams& p, long long list) {
+    const MaskShape& shape = p.memory.shape;
     const long long pair = list / shape.q_blocks();
     block = int(list - pair * shape.q_blocks());
     batch = int(pair / shape.heads), head = int(pair % shape.heads);
     first = (long long)block * kMaskBlock;
-    rows = int(min((long long)kMaskBlock, shape.seq_q - first));
+    const SeqInfo sequence = seq_info(p.q, p.k, batch);
+    q_first = int(sequence.q.first), q_length = int(sequence.q.length);
+    k_first = int(sequence.k.first), k_length = int(sequence.k.length);
+    rows = int(max(0ll, min((long long)kMaskBlock, q_length - first)));
   }
 };
 
@@ -77,7 +82,8 @@ __device__ __forceinline__ void find_ranges(const MaskParams& p, const QueryBloc
   }
   if (threadIdx.x == 0) found.count = count;
   __syncthreads();
-  const Mask band = Mask::make(shape.seq_q, shape.seq_k, p.rule);
+  const long long seq_k = of.k_length;
+  const Mask band = Mask::make(of.q_length, seq_k, p.rule);
   for (int i = threadIdx.x; i < count * kMaskBlock; i += kThreads) {  // all lanes of a warp or none
     const int r = i / kMaskBlock, row = i % kMaskBlock;
     const long long query = of.first + row;
@@ -85,7 +91,7 @@ __device__ __forceinline__ void find_ranges(const MaskParams& p, const QueryBloc
     if (row < of.rows) {
       const MaskRange own = source_range(r, row);
       const long long begin = max(max(0ll, (long long)own.begin), band.first(query)),
-                      end = min(min(shape.seq_k, (long long)own.end), band.end(query));
+                      end = min(min(seq_k, (long long)own.end), band.end(query));
       if (begin < end) seen = {int(begin), int(end)};
     }
     found.rows[r][row] = seen;

@@ -68,8 +68,9 @@ bool keys_are_a_cache(const ForwardProblem& problem) {
 // Whether a call of the forward kernels has, or may have, sequences of few queries.
 bool has_decode(const ForwardProblem& problem) {
   const bool queries_differ = problem.sequences_q.packed || problem.sequences_q.has_used;
-  return decodes(problem) && (problem.has_cache() || !asks_for_fp8_sums(problem)) &&
-         queries_differ && keys_are_a_cache(problem);
+  return !problem.mask_lists.given && decodes(problem) &&
+         (problem.has_cache() || !asks_for_fp8_sums(problem)) && queries_differ &&
+         keys_are_a_cache(problem);
 }
 
 // FP8 kernels keep no largest score, and those on an FP8 cache have a value's scale in each score.

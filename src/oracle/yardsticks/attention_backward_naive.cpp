@@ -185,7 +185,8 @@ void for_each_head(const BackwardProblem& p, const MaskPairs* mask, int num_thre
     void dsink(int64_t, int64_t h, float x) const { store.dsink(b, h, x); }
   };
   for (int64_t b = 0; b < p.batch; ++b)
-    for_each_head_of_one_length(one_sequence(p, b), nullptr, num_threads, OfSequence{store, b});
+    for_each_head_of_one_length(one_sequence(p, b), PairsOfSequence(mask, b).get(), num_threads,
+                                OfSequence{store, b});
 }
 
 }  // namespace

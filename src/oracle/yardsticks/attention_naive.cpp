@@ -288,7 +288,8 @@ void for_each_row(const ForwardProblem& p, Precision precision, const MaskPairs*
   if (!p.is_ragged() && !p.tree.given)
     return for_each_row_of_one_length(p, precision, mask, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
-    for_each_row_of_one_length(one_sequence(p, b), precision, nullptr, num_threads,
+    for_each_row_of_one_length(one_sequence(p, b), precision, PairsOfSequence(mask, b).get(),
+                               num_threads,
                                [&](int64_t, int64_t row, int64_t head, const RowResult<float>& x) {
                                  store(b, row, head, x);
                                });

@@ -90,6 +90,23 @@ TEST(Racecheck, KnowsTheReadsOfTheOtherWarpgroupsMaximaAndSums) {
   EXPECT_EQ(check_races(output(hazard("RAW", write, part), 1)).known, 0);
 }
 
+TEST(Racecheck, KnowsTheReadsOfListedTilesBeforeTheNextNote) {
+  const std::string
+      write =
+          "Write Thread (32,0,0) at flash3::cuda::sm90::note_tile(flash3::cuda::sm90::MaskTile "
+          "&, const flash3::cuda::sm90::MaskTile &)+0x9f0 in mask_tile.cuh:32",
+      read =
+          "Read Thread (383,0,0) at flash3::cuda::sm90::noted_tile(const "
+          "flash3::cuda::sm90::MaskTile &)+0x1ad0 in mask_tile.cuh:33",
+      member =
+          "Read Thread (383,0,0) at flash3::cuda::sm90::MaskTile::last() const+0x1ad0 in "
+          "mask_tile.cuh:23";
+  EXPECT_EQ(check_races(output(hazard("WAR", read, write), 1)).known, 1);
+  EXPECT_EQ(check_races(output(hazard("WAR", member, write), 1)).known, 1);
+  EXPECT_EQ(check_races(output(hazard("RAW", write, read), 1)).known, 0);
+  EXPECT_EQ(check_races(output(hazard("WAR", read, kWrite), 1)).known, 0);
+}
+
 TEST(Racecheck, KnowsNothingElse) {
   const std::string known = hazard("WAR", kRead, kWrite);
   const std::string elsewhere =

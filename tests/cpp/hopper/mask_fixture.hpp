@@ -35,6 +35,8 @@ class MakeMask : public HopperTest {
     Made made;
     MaskProblem& p = made.problem;
     p.shape = shape;
+    p.sequences_q.rows = p.sequences_q.max_length = shape.seq_q;
+    p.sequences_k.rows = p.sequences_k.max_length = shape.seq_k;
     p.rule = c.rule;
     p.source = c.source;
     const bool bytes = c.source == MaskSource::kDense || c.source == MaskSource::kBits;

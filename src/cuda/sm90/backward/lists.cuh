@@ -51,8 +51,9 @@ struct ListedTile {
     if constexpr (kTiles > 1) quarters &= quarters_of_rows(n % kTiles);
     if constexpr (Traits::kTileN < kMaskBlock)
       quarters &= quarters_of_keys(work.key / kMaskQuarter % 2);
-    walked = params.schedule.deterministic ? tile < params.schedule.query_tiles.tiles
-                                           : (block.quarters() & quarters) != 0;
+    // Whatever lengths the mask was made with, no tile lies after the sequence's end.
+    walked = tile * Traits::kTileM < work.sequence.q_length &&
+             (params.schedule.deterministic || (block.quarters() & quarters) != 0);
   }
 };
 

@@ -50,7 +50,8 @@ __device__ __forceinline__ void find_work(const BackwardParams& params, int befo
                        Traits::kLists);
   if constexpr (Traits::kLists) {
     __syncwarp();
-    const int steps = work.valid ? listed_steps<Traits>(params, work) : 0;
+    const bool has_list = work.valid && work.key < work.sequence.k_length;
+    const int steps = has_list ? listed_steps<Traits>(params, work) : 0;
     if (leader) work.query_tile_begin = 0, work.query_tile_end = steps;
   }
 }

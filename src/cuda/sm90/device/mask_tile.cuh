@@ -29,6 +29,11 @@ struct alignas(8) MaskTile {
   }
 };
 
+// Where the producer notes a tile of a stage and consumers read it: all lanes of a warp, of which
+// one frees the stage after a __syncwarp. racecheck cannot follow that (tools/cli/sanitizer.hpp).
+__device__ __forceinline__ void note_tile(MaskTile& noted, const MaskTile& tile) { noted = tile; }
+__device__ __forceinline__ MaskTile noted_tile(const MaskTile& noted) { return noted; }
+
 // What a forward consumer knows of a work tile's lists: forward/seen_keys.cuh. That of a band knows
 // of none.
 template <bool kLists>

@@ -140,9 +140,9 @@ void for_each_choice(const ForwardProblem& problem,
   if (!takes(problem.dtype)) return;
   const Element element = element_type(problem.dtype);
   const ScoreKind score = score_kind(problem);
-  const bool band = needs_band(problem), split = splits_keys(problem, element),
-             lists = problem.mask_lists.given, widened = problem.widens_keys(),
-             paged = split || widened || has_table(problem);
+  const bool lists = problem.mask_lists.given;
+  const bool band = needs_band(problem), split = !lists && splits_keys(problem, element),
+             widened = problem.widens_keys(), paged = split || widened || has_table(problem);
   const bool two_levels = sums_in_two_levels(problem);
   // In FP8 paged kernels alone pack heads: where no table leads to the keys they serve for that.
   const bool packs_in_paged = element == Element::kE4m3 && !paged && reads_cache(problem);

@@ -257,7 +257,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
       if constexpr (Traits::kLists) {
         ListPlace<Traits> at{params.mask, n};
         at.read();
-        shared.listed[k_state.stage] = at.tile(n == work.key_tile_begin);
+        note_tile(shared.listed[k_state.stage], at.tile(n == work.key_tile_begin));
         key_tile = shared.listed[k_state.stage].tile();
       }
       load_box<KTile>(

@@ -59,7 +59,7 @@ struct TmaProducer<Traits, false, true> : TmaBarriers<Traits> {
         load_listed_tiles<Traits, typename Traits::KTile>(
             params, &params.k, params.k_rows, shared.k, shared.k_barriers, "k_empty", shared.tiles,
             &shared.tiles.wanted,
-            [&](int stage, const MaskTile& tile) { shared.listed[stage] = tile; });
+            [&](int stage, const MaskTile& tile) { note_tile(shared.listed[stage], tile); });
       if (role == ProducerWarp::kLoadV)
         load_listed_tiles<Traits, typename Traits::VTile>(
             params, &params.v, params.v_rows, shared.v, shared.v_barriers, "v_empty", shared.tiles,

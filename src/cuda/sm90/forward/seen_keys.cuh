@@ -36,14 +36,6 @@ __device__ __forceinline__ uint32_t seen_of(const uint2& range, int key) {
   return keys_before<16>(int(range.y) - key) & ~keys_before<16>(int(range.x) - key);
 }
 
-// What the producer has noted of a key tile, in all lanes. One lane reads it: the one that frees the
-// stage.
-__device__ __forceinline__ MaskTile read_noted(const MaskTile& noted) {
-  MaskTile tile = {};
-  if (threadIdx.x % 32 == 0) tile = noted;
-  return {unsigned(uniform(int(tile.bits))), uniform(tile.data)};
-}
-
 // What a thread's two rows see of a key tile. It is read while the scores are under way.
 struct SeenKeys {
   int tile = 0;                   // the key tile
@@ -136,10 +128,10 @@ struct ListedTiles<true> {
              c.warpgroup * kWarpgroupRows + c.row, c.warpgroup * kWarpgroupThreads + c.thread}};
   }
   template <class C, class Tile>
-  static __device__ __forceinline__ MaskTile read(const C& c, Tile& tile, int stage) {
-    const MaskTile listed = read_noted(c.shared.listed[stage]);
+  static __device__ __forceinline__ void read(const C& c, Tile& tile, int stage) {
+    const MaskTile listed = noted_tile(c.shared.listed[stage]);
     tile.listed.seen.template read<C::kTileN>(c.params.mask, tile.listed.rows, listed, c.warpgroup);
-    return listed;
+    __syncwarp();  // before one lane releases the stage
   }
 
   // ---- lists of which a warpgroup passes over tiles: those that are half a block ----
@@ -156,7 +148,8 @@ struct ListedTiles<true> {
     wait(&c.shared.k_barriers.full[stage], c.k_state.phase, "k_full");
     issue_scores(c, tile, stage);
     if (C::kHoldQ && c.previous_q_is_held) c.release_q(1 - q_stage);
-    tile.listed.last = read(c, tile, stage).last();
+    tile.listed.last = noted_tile(c.shared.listed[stage]).last();
+    read(c, tile, stage);
     meanwhile();
     wgmma_wait<0>();
     fence_operand(tile.scores);
@@ -217,9 +210,10 @@ struct ListedTiles<true> {
     for (int most = C::kStages - 1; !tile.listed.last; --most) {
       const int stage = c.k_state.stage;
       wait(&c.shared.k_barriers.full[stage], c.k_state.phase, "k_full");
-      const MaskTile listed = read_noted(c.shared.listed[stage]);
+      const MaskTile listed{unsigned(uniform(int(noted_tile(c.shared.listed[stage]).bits))), 0};
       tile.listed.last = listed.last();
       if (listed.sees(c.warpgroup, listed.tile() % 2) || most == 0) return true;
+      __syncwarp();
       release(&c.shared.k_barriers.empty[stage], c.thread);
       c.k_state.advance();
     }

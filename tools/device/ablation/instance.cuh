@@ -5,6 +5,7 @@
 
 #include "cuda/sm90/forward/kernel_16bit.cuh"
 #include "cuda/sm90/forward/kernel_fp8.cuh"
+#include "cuda/sm90/forward/kernel_params.h"
 #include "device/ablation/variants.hpp"
 
 namespace flash3::device {

@@ -36,7 +36,7 @@ __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
 
 template <class Policies>
 __global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
-    backward_kernel(const __grid_constant__ BackwardParams params) {
+    backward_kernel(const __grid_constant__ typename Policies::Traits::Params params) {
   using Traits = typename Policies::Traits;
   using Roles = typename Policies::Roles;
   static_assert(RolesFor<Roles, Traits>);

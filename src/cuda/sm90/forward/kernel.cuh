@@ -113,7 +113,7 @@ concept ConsumerFor =
 // Policies: the types Traits, Producer and Consumer, as PoliciesOf has them.
 template <class Policies>
 __global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
-    forward_kernel(const __grid_constant__ ForwardParams params) {
+    forward_kernel(const __grid_constant__ typename Policies::Traits::Params params) {
   using Traits = typename Policies::Traits;
   using Producer = typename Policies::Producer;
   using Consumer = typename Policies::Consumer;

@@ -29,7 +29,6 @@
 #include "cuda/device/ptx/copies.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/sm90/device/tile.cuh"
-#include "cuda/sm90/forward/list_place.cuh"
 #include "cuda/sm90/forward/traits_fp8.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -196,8 +195,8 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
                                            const typename Traits::QState& state) {
   using Tile = typename Traits::QTile;
   const ListedSequence& s = work.sequence;
-  const RowScales scales =
-      row_scales(params.fp8.q_scale, params.fp8.q_packed, s.q_first, s.batch, work.head_group);
+  const RowScales scales = row_scales(fp8_params(params).q_scale, fp8_params(params).q_packed,
+                                      s.q_first, s.batch, work.head_group);
 #pragma unroll 1
   for (int w = 0; w < Traits::kWarpgroups; ++w) {
     auto& barriers = shared.q_barriers[w];
@@ -214,6 +213,22 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
     arrive_expect_bytes(full, Tile::kBytes);
   }
 }
+
+// The key tiles of work tiles. load_fp8_lists.cuh has those of kernels that walk lists.
+template <class Traits, bool kLists = Traits::kLists>
+struct Fp8KeyTiles;
+template <class Traits>
+struct Fp8KeyTiles<Traits, false> {
+  static __device__ __forceinline__ void schedule(const ForwardParams& params,
+                                                  typename Traits::Shared& shared) {
+    schedule_tiles<Traits::kTileN, Traits::kBand, false, true>(params.schedule, shared.tiles);
+  }
+  // Which one is the n-th, that goes to this stage.
+  static __device__ __forceinline__ int find(const ForwardParams&, typename Traits::Shared&,
+                                             const WorkTile&, int n, int) {
+    return n;
+  }
+};
 
 // Everything, by one thread. The key tiles of each work tile from the last to the first, K before
 // V, and Q behind the first K: where Q has one slot, the next Q waits for the last products of the
@@ -242,10 +257,10 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
               head = work.head_group / params.groups_per_kv_head,
               last_block = (s.k_length - 1) / int(kScaleBlock);
     const auto scales_of = [&](const ScaleView& view) {
-      return row_scales(view, params.fp8.k_packed, s.k_first, s.batch, head);
+      return row_scales(view, fp8_params(params).k_packed, s.k_first, s.batch, head);
     };
-    const RowScales k_scales = scales_of(params.fp8.k_scale),
-                    v_scales = scales_of(params.fp8.v_scale);
+    const RowScales k_scales = scales_of(fp8_params(params).k_scale),
+                    v_scales = scales_of(fp8_params(params).v_scale);
     const bool hides =
         Traits::kBand && params.schedule.may_hide_keys && work.hidden_keys(Traits::kTileN) > 0;
     const int with_hidden_keys = hides ? work.key_tile_begin : -1;
@@ -253,13 +268,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
     for (int n = first; n >= work.key_tile_begin; --n) {
       uint64_t* full = &shared.k_barriers.full[k_state.stage];
       wait(&shared.k_barriers.empty[k_state.stage], k_state.phase ^ 1, "k_empty");
-      int key_tile = n;
-      if constexpr (Traits::kLists) {
-        ListPlace<Traits> at{params.mask, n};
-        at.read();
-        shared.listed[k_state.stage] = at.tile(n == work.key_tile_begin);
-        key_tile = shared.listed[k_state.stage].tile();
-      }
+      const int key_tile = Fp8KeyTiles<Traits>::find(params, shared, work, n, k_state.stage);
       load_box<KTile>(
           shared.k[k_state.stage], &params.k,
           box_at(params.k_rows, s.batch, s.k_first, s.k_length, key_tile * KTile::kRows, head),
@@ -306,16 +315,6 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
   }
 }
 
-template <class Traits>
-__device__ __forceinline__ void schedule(const ForwardParams& params,
-                                         typename Traits::Shared& shared) {
-  if constexpr (Traits::kLists)
-    schedule_tiles<Traits::kTileN, true, false, true>(params.schedule, shared.tiles,
-                                                      KeysOfList<Traits>{params.mask});
-  else
-    schedule_tiles<Traits::kTileN, Traits::kBand, false, true>(params.schedule, shared.tiles);
-}
-
 // Whatever loads.
 template <class Traits>
 struct Fp8Barriers {
@@ -340,7 +339,7 @@ struct Fp8Producer<Traits, false> : Fp8Barriers<Traits> {
                                              typename Traits::Shared& shared) {
     const Fp8ProducerWarp role{warp_in_warpgroup()};
     if (role == Fp8ProducerWarp::kSchedule) {
-      schedule<Traits>(params, shared);
+      Fp8KeyTiles<Traits>::schedule(params, shared);
     } else if (role >= Fp8ProducerWarp::kTranspose) {
       transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
     } else if (elect_one()) {

@@ -32,12 +32,12 @@ class OutputSums {
   // Whether O is flushed behind the product with key tile n + 1; tiles run from the last one down.
   // The next product, with key tile n, begins O anew.
   __device__ __forceinline__ bool is_due(int n) const {
-    return ((n + 1) & (params_.fp8.flush_tiles - 1)) == 0;
+    return ((n + 1) & (fp8_params(params_).flush_tiles - 1)) == 0;
   }
 
   // Flushes O when it is due. seen_end: of the key tiles.
   __device__ __forceinline__ void flush(Output& r_o, int n, int seen_end) const {
-    const int period = params_.fp8.flush_tiles;
+    const int period = fp8_params(params_).flush_tiles;
     const bool is_first = n + period > seen_end - 2;
     const float2 factor = factors();
     float4* const sums = first_quad();
@@ -61,7 +61,7 @@ class OutputSums {
 
   // Call this after the last product. Adds the flushed sums to O, which is then complete.
   __device__ __forceinline__ void take(Output& r_o, const TileMask::Range& seen) const {
-    const int period = params_.fp8.flush_tiles;
+    const int period = fp8_params(params_).flush_tiles;
     const int last_flushed = ((seen.end - 1) & -period) - 1;  // the first one in time
     const float2 factor = factors();
     float4* const sums = first_quad();
@@ -88,7 +88,7 @@ class OutputSums {
       return &shared_.quads[warpgroup][0][thread];
     } else {
       const int64_t first = (int64_t(blockIdx.x) * Traits::kWarpgroups + warpgroup) * kQuads;
-      return static_cast<float4*>(params_.fp8.sums) + first * kStride + thread;
+      return static_cast<float4*>(fp8_params(params_).sums) + first * kStride + thread;
     }
   }
   __device__ __forceinline__ float2& factors() const {

@@ -195,6 +195,36 @@ __device__ __forceinline__ void store_empty(const ForwardParams& params, const W
   output.store<true>(row, {lse, -kInfinity});
 }
 
+// What becomes of rows whose last product is under way, and of those of a work tile without keys.
+// split.cuh has what they become where blocks share a work tile.
+template <class Traits, bool kSplit = Traits::kSplit>
+struct FinishedRows;
+template <class Traits>
+struct FinishedRows<Traits, false> {
+  template <class Consumer, class Tiles>
+  static __device__ __forceinline__ void note(const Consumer&, const Tiles&) {}
+  template <class Consumer>
+  static __device__ __forceinline__ void pass(const Consumer&) {}
+
+  // Under the product, with V of last_v.
+  template <class Consumer, class Tile>
+  __device__ __forceinline__ void begin(const Consumer& c, Tile& tile,
+                                        const typename Traits::KvState& last_v,
+                                        float (&inverse_sum)[2], float (&lse)[2]) {
+    tile.softmax.finish(inverse_sum, lse);
+    add_sinks(c.params, c.output(), c.row, inverse_sum, lse);
+    store_rows(c.params, c.output(), c.row, tile.softmax, lse);
+    tile.operands.scale_normalisation(inverse_sum, last_v);
+  }
+  // When O is there.
+  template <class Consumer, class Tile, class Store>
+  __device__ __forceinline__ void finish(const Consumer&, Tile& tile, float (&inverse_sum)[2],
+                                         float (&)[2], const Store& store) {
+    tile.softmax.scale_rows(tile.output, inverse_sum);
+    store();
+  }
+};
+
 // Key tiles of a work tile, from one warpgroup's point of view.
 struct KeyTileRanges {
   TileMask::Range loaded;    // for the block: each of them is to be released

@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
   using Traits = typename Policies::Traits;
   using Roles = typename Policies::Roles;
   static_assert(RolesFor<Roles, Traits>);
+  static_assert(sizeof(typename Traits::Shared) == shared_memory_bytes(Traits::kConfig));
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 

@@ -148,8 +148,9 @@ Status prepare_main(const BackwardProblem& problem, const BackwardPlan& plan,
   prepare_copy(problem, tensor_rows(problem.q, of_q), plan.q, launches);
   prepare_copy(problem, tensor_rows(problem.dout, of_q), plan.dout, launches);
   const BackwardConfig& c = plan.kernel->config;
-  launches->add_kernel({plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), true},
-                       &params, "launching the backward kernel");
+  launches->add_kernel(
+      {plan.kernel->function, plan.grid, c.threads(), shared_memory_bytes(c), true}, &params,
+      "launching the backward kernel");
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/consume.cuh"
 #include "cuda/sm90/backward/kernel_params.h"
+#include "cuda/sm90/backward/limits.hpp"
 #include "cuda/sm90/device/mask_tile.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -22,7 +23,7 @@ struct alignas(16) ListedQueries {
 template <class Common, BackwardConfig kRow>
   requires(kRow.lists)
 struct SharedOf<Common, kRow> : Common {
-  ListedQueries<kRow.mask_words()> listed[kQueryStages];
+  ListedQueries<mask_words(kRow)> listed[kQueryStages];
 };
 
 // Query tiles of a block of queries.
@@ -160,7 +161,7 @@ struct MaskBeside<Traits, true> {
     shared.listed[stage].tile = MaskTile::of<kQueryTilesOfBlock<Traits>>(block, part);
     switch (at.block.kind()) {
       case kMaskRange: return kRangeBytes;
-      case kMaskBits: return Traits::kConfig.stages_bits() ? kBitBytes : 0;
+      case kMaskBits: return stages_bits(Traits::kConfig) ? kBitBytes : 0;
       default: return 0;
     }
   }
@@ -172,7 +173,7 @@ struct MaskBeside<Traits, true> {
                 kernel_params(params).mask.range(at.block.data, work.sequence.batch, at.head,
                                                  at.tile * Traits::kTileM),
                 kRangeBytes, full);
-    if (kind != kMaskBits || !Traits::kConfig.stages_bits()) return;
+    if (kind != kMaskBits || !stages_bits(Traits::kConfig)) return;
     const unsigned* const from = kernel_params(params).mask.words_of(at.block.data) +
                                  work.key % kMaskBlock / 64 * 2 * kWords +
                                  at.n % kQueryTilesOfBlock<Traits> * kWords;
@@ -222,7 +223,7 @@ __device__ __forceinline__ int listed_dq_order(const BackwardParams& params, con
 template <class Traits>
 struct KeysMask<Traits, true> {
   static constexpr int kQueryParts = Traits::kTileM / 64;
-  static constexpr bool kStagesBits = Traits::kConfig.stages_bits();
+  static constexpr bool kStagesBits = stages_bits(Traits::kConfig);
   // Words of two queries 8 apart that a thread looks its keys up in.
   static constexpr int kOwnWords = Traits::kTileM / 8;
 

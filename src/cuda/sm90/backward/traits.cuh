@@ -39,7 +39,6 @@ struct SharedOf<Common, kRow> : Common {};
 template <BackwardConfig kRow, Element kElement_>
 struct BackwardTraits {
   static constexpr BackwardConfig kConfig = kRow;
-  static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kConfig.band;
   static constexpr bool kLists = kConfig.lists;
@@ -89,7 +88,6 @@ struct BackwardTraits {
     uint32_t never_written;  // the address of a store that never happens
   };
   using Shared = SharedOf<Common, kRow>;
-  static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 
 // What the producer warpgroup and a consumer warpgroup do: produce.cuh and consume.cuh, or for wide

@@ -121,6 +121,7 @@ __global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
   static_assert(ConsumerFor<Consumer, Traits>);
   static_assert(OperandsFor<typename Consumer::OperandsType, Traits, typename Consumer::Tile>);
   static_assert(StoreFor<typename Consumer::StoreType, Traits>);
+  static_assert(sizeof(typename Traits::Shared) == shared_memory_bytes(Traits::kConfig));
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 

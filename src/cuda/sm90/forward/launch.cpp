@@ -140,8 +140,8 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   prepare_copy(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, launches);
   prepare_copy(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, launches);
   if (problem.is_ragged()) prepare_list(problem, plan, &params, launches);
-  launches->add_kernel({plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
-                        problem.is_ragged()},
+  launches->add_kernel({plan.kernel->function, plan.grid, config.threads(),
+                        shared_memory_bytes(config), problem.is_ragged()},
                        &params, "launching the forward kernel");
   return {};
 }

@@ -89,7 +89,6 @@ template <ForwardConfig kRow, Element kElement_>
 struct ForwardConstants {
   static constexpr Element kElement = kElement_;
   static constexpr ForwardConfig kConfig = kRow;
-  static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr bool kBand = kConfig.band;
   static constexpr bool kLists = kConfig.lists;
   static constexpr bool kSplit = kConfig.split;
@@ -148,7 +147,6 @@ struct ForwardTraits : ForwardConstants<kRow, kElement> {
     uint64_t v_loaded;                             // but not cleared yet
   };
   using Shared = SharedOf<Common, kRow>;
-  static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 
 }  // namespace flash3::cuda::sm90

@@ -52,7 +52,7 @@ struct Fp8Traits : ForwardConstants<kRow, kElement> {
   static constexpr bool kRowScales = kConfig.row_scales();
   using QScales = QueryScales<kRowScales>;
 
-  static constexpr bool kTwoLevel = kConfig.two_level, kSharedSums = kConfig.sums_in_shared();
+  static constexpr bool kTwoLevel = kConfig.two_level, kSharedSums = sums_in_shared(kConfig);
 
   // The sums come first: they keep the tiles' alignment of 1024 bytes, and may be empty.
   struct Common : SharedFactors<kWarpgroups, kTwoLevel>,
@@ -74,7 +74,6 @@ struct Fp8Traits : ForwardConstants<kRow, kElement> {
     uint64_t v_loaded;                                         // but not cleared yet
   };
   using Shared = SharedOf<Common, kRow>;
-  static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 
 }  // namespace flash3::cuda::sm90

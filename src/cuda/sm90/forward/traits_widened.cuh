@@ -43,7 +43,6 @@ struct WidenedTraits : ForwardConstants<kRow, kElement> {
     uint64_t v_loaded;                             // but not cleared yet
   };
   using Shared = SharedOf<Common, kRow>;
-  static_assert(sizeof(Shared) == kConfig.shared_bytes());
   static_assert(kConfig.raw_bytes() % 1024 == 0, "what the swizzle repeats after");
 };
 

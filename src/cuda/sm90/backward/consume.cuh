@@ -22,7 +22,7 @@
 // FlashAttention-2, alg. 2; FlashAttention-3, §3.1.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/produce.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/store.cuh"

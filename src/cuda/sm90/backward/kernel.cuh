@@ -6,7 +6,6 @@
 #include "cuda/device/ptx/compiler.cuh"
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/sm90/backward/walk.cuh"
-#include "cuda/sm90/device/kernel_table.hpp"
 
 namespace flash3::cuda::sm90 {
 
@@ -66,6 +65,10 @@ __global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
     Roles::consume(params, shared, work, warpgroup - 1);
   }
 }
+
+// What the kernel of a row and an element type is put together from (device/kernel_table.hpp).
+template <auto kRow, Element kElement>
+struct PoliciesOf;
 
 // consume.cuh or consume_wide.cuh has the roles of a row, and softcap.cuh what its scores become
 // under a softcap.

@@ -5,7 +5,7 @@
 // of Q the loader brings the words or the ranges that tell who sees what.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/consume.cuh"
 #include "cuda/sm90/backward/kernel_params.h"
 #include "cuda/sm90/backward/limits.hpp"

@@ -3,7 +3,7 @@
 // of dOut with their delta.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/walk.cuh"
 #include "cuda/sm90/device/tile.cuh"
 

@@ -4,7 +4,7 @@
 // memory by the copy engine.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/load.cuh"
 #include "cuda/sm90/backward/walk.cuh"
 

@@ -4,7 +4,7 @@
 // release take long.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/load.cuh"
 #include "cuda/sm90/backward/walk.cuh"
 

@@ -44,12 +44,6 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity, const c
   wait_until([&] { return mbarrier_try_wait_parity(barrier, parity); }, name, int(parity));
 }
 
-// Waits until a counter in global memory, to which others add, has reached this value.
-__device__ __forceinline__ void wait_until_at_least(const int* counter, int value,
-                                                    const char* name) {
-  wait_until([&] { return load_acquire(counter) >= value; }, name, value);
-}
-
 __device__ __forceinline__ void arrive(uint64_t* barrier) { mbarrier_arrive(barrier); }
 
 // By a predicate, not a branch, around which no product could be under way.

@@ -10,10 +10,13 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/sm90/device/kernel_table.hpp"
 #include "cuda/sm90/forward/consume.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// What the kernel of a row and an element type is put together from (device/kernel_table.hpp).
+template <auto kRow, Element kElement>
+struct PoliciesOf;
 
 // std:: is not for device headers.
 template <class A, class B>

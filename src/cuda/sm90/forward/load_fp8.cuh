@@ -26,7 +26,7 @@
 //   row 16·i + p   is dim   16·i + 2p        row 16·i + 8 + p   is dim   16·i + 2p + 1
 #pragma once
 
-#include "cuda/device/ptx/copies.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/traits_fp8.cuh"

@@ -6,7 +6,7 @@
 // the barriers.
 #pragma once
 
-#include "cuda/device/ptx/copies.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/sm90/forward/paged_boxes.cuh"
 #include "cuda/sm90/forward/split.cuh"
 

@@ -9,7 +9,7 @@
 // rescaling.
 #pragma once
 
-#include "cuda/device/ptx/sync.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/sm90/forward/traits_fp8.cuh"
 
 namespace flash3::cuda::sm90 {

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "cuda/device/key_splits.hpp"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/forward/consume.cuh"
 #include "cuda/sm90/forward/kernel_params.h"
@@ -34,7 +35,7 @@ template <class Traits>
 __device__ __forceinline__ void wait_for_slot(const SplitSlots& slots, int i) {
   const int* const freed = &slots.freed[i & slots.mask];
   const int least = (i >> slots.bits) * Traits::kWarpgroups;
-  if (least > 0) wait_until_at_least(freed, least, "split_slot_free");
+  if (least > 0) wait_until([&] { return load_acquire(freed) >= least; }, "split_slot_free", least);
 }
 
 // Writes split number i of the launch, of the sequence at this place of the list, when its slot is

@@ -1,11 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several floats at once, by a thread or by the copy engine. PTX ISA 9.7.9.8 ld, 9.7.9.12 st,
-// 9.7.9.25.4 cp.async.bulk, cp.reduce.async.bulk, wait_group, 9.7.13.4 fence.proxy.
+// Counters in global memory, and several floats at once, by a thread or by the copy engine. PTX ISA
+// 9.7.9.8 ld, 9.7.9.12 st, 9.7.13.8 red, 9.7.9.25.4 cp.async.bulk, cp.reduce.async.bulk,
+// wait_group, 9.7.13.4 fence.proxy.
 #pragma once
 
 #include "cuda/device/ptx/sync.cuh"
 
 namespace flash3::cuda {
+
+// ---- counters, ordered across the GPU ----
+
+__device__ __forceinline__ int load_acquire(const int* address) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void add_release(int* address, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+// Returns what was there.
+__device__ __forceinline__ int add_acquire_release(int* address, int value) {
+  int old;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(address), "r"(value)
+               : "memory");
+  return old;
+}
+
+// x if the value there was `from`. Returns what was there.
+__device__ __forceinline__ int exchange_if(int* address, int from, int x) {
+  int old;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(old)
+               : "l"(address), "r"(from), "r"(x)
+               : "memory");
+  return old;
+}
+
+// ---- floats of a thread ----
 
 // The compiler would load where the value is needed, after other accesses.
 __device__ __forceinline__ float2 load_shared(const float* from) {

@@ -15,7 +15,7 @@
 #include "cuda/device/score/partial.hpp"
 #include "cuda/device/score/transposed_views.hpp"
 #include "cuda/device/score/view.hpp"
-#include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 namespace {

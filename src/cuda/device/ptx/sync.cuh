@@ -25,12 +25,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive_if(bool arrives, uint64_t* barrier) {
+// By a predicate, not a branch, around which no product could be under way.
+__device__ __forceinline__ void arrive_if(bool arrives, uint64_t* barrier) {
   asm volatile(
       "{\n"
       ".reg .pred arrives;\n"
@@ -41,8 +42,8 @@ __device__ __forceinline__ void mbarrier_arrive_if(bool arrives, uint64_t* barri
       : "memory");
 }
 
-// Arrives; the phase also waits for so many bytes.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+// One arrival, and the bytes that TMA will write before the phase completes.
+__device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
                    shared_address(barrier)),
                "r"(bytes)

@@ -7,7 +7,7 @@
 
 #include "cuda/device/ptx/arithmetic.cuh"
 #include "cuda/device/score/view.hpp"
-#include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

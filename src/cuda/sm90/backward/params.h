@@ -5,7 +5,6 @@
 #pragma once
 
 #include "core/seq_info.hpp"
-#include "cuda/device/sequence.hpp"
 #include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {

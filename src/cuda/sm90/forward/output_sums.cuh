@@ -14,6 +14,24 @@
 
 namespace flash3::cuda::sm90 {
 
+// Adds kCount quads of earlier output, from quad `first` on, each with its row's factor: a quad is
+// two columns of each of a thread's two rows. load(i): quad i.
+template <int kCount, int N, class Load>
+__device__ __forceinline__ void add_quads(float (&r_o)[N], int first, float upper, float lower,
+                                          const Load& load) {
+  float4 x[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = load(first + i);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    float* const o = &r_o[4 * (first + i)];
+    o[0] = fmaf(x[i].x, upper, o[0]);
+    o[1] = fmaf(x[i].y, upper, o[1]);
+    o[2] = fmaf(x[i].z, lower, o[2]);
+    o[3] = fmaf(x[i].w, lower, o[3]);
+  }
+}
+
 template <class Traits, bool kTwoLevel = Traits::kTwoLevel>
 class OutputSums {
  public:

@@ -18,7 +18,7 @@
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/forward/consume.cuh"
 #include "cuda/sm90/forward/kernel_params.h"
-#include "cuda/sm90/forward/traits.cuh"
+#include "cuda/sm90/forward/output_sums.cuh"
 
 namespace flash3::cuda::sm90 {
 

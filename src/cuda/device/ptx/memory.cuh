@@ -68,6 +68,23 @@ __device__ __forceinline__ void store_shared(float4* to, const float* x) {
       : "memory");
 }
 
+// Computes the first kCount of x, none of them negative, before anything that follows
+// (compiler.cuh), by a store that never happens: ptxas moves no store across a wait, and a trap
+// over many values costs the pipeline (C7512).
+template <int kCount, int N>
+__device__ __forceinline__ void order_before(const float (&x)[N], uint32_t* never_written) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) bits |= __float_as_uint(x[i]);
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.volatile.shared.u32 [%1], %0;\n}" ::"r"(bits),
+      "r"(uint32_t(__cvta_generic_to_shared(never_written)))
+      : "memory");
+}
+
+// What lies in memory is loaded again behind this point: no registers keep it meanwhile.
+__device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
+
 // ---- any number of floats, by the copy engine: addresses and sizes are multiples of 16 bytes ----
 
 __device__ __forceinline__ uint64_t global_address(const void* at) {

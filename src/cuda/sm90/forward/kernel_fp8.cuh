@@ -156,7 +156,7 @@ class OperandsFp8 {
     changes_v_scale_ = __any_sync(~0u, scales_->v != v_scale(previous));
     // In front of the wait for the scores, where ptxas would not leave it.
 #pragma unroll
-    for (int i = 0; i < kQScales; ++i) order_positive_before(tile.softmax.score.scale.factors[i]);
+    for (int i = 0; i < kQScales; ++i) order_before(tile.softmax.score.scale.factors[i]);
     __syncwarp();  // a warp's release of the stage is for what its threads have read too
   }
 

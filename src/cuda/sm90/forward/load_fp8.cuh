@@ -89,48 +89,17 @@ __device__ __forceinline__ void transpose_part(uint32_t raw, uint32_t transposed
   }
 }
 
-// The same of a part whose place is a constant, with 64 keys or so: the next patches are on their
-// way while one is permuted and stored, without a pause between dims. base: of shared memory, to
-// which raw is added behind the swizzle, so that one register serves all parts.
+// A part of V in its stage, which lies `from` bytes behind the first one, raw. base: of shared
+// memory. transpose_ahead.cuh has what warps do where a tile's part has the same stage each time.
+template <class Traits, bool kAhead = Traits::kTransposesAhead>
+struct PartOfV;
 template <class Traits>
-__device__ __forceinline__ void transpose_part_ahead(uint32_t base, uint32_t raw,
-                                                     uint32_t transposed, int first_key,
-                                                     int thread) {
-  using RawVTile = typename Traits::RawVTile;
-  using VTile = typename Traits::VTile;
-  constexpr int kKeys = RawVTile::kRows, kAhead = 2;
-  constexpr int kBothWarps = 16 * (kTransposeThreads / 32);
-  static_assert(RawVTile::kCols % kBothWarps == 0 && kKeys % (32 * kAhead) == 0);
-  const int lane = thread % 32, first_dim = thread / 32 * 16;
-  base += RawVTile::offset(lane, first_dim);
-  transposed += VTile::offset(first_dim + lane % 16, lane / 16 * 16);
-  uint32_t r[kAhead][4];
-  const auto load = [&](int dim, int key) {
-    ldmatrix_x4_transposed((base ^ uint32_t(dim % RawVTile::kChunk)) +
-                               dim / RawVTile::kChunk * RawVTile::kChunkBytes +
-                               (raw + key * RawVTile::kRowBytes),
-                           r[key / 32 % kAhead]);
-  };
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) load(0, 32 * i);
-#pragma unroll 1
-  for (int next = kBothWarps; next <= RawVTile::kCols; next += kBothWarps) {
-    const uint32_t to = transposed + next * VTile::kRowBytes;
-#pragma unroll
-    for (int key = 0; key < kKeys; key += 32) {
-      Patch patch = permuted(r[key / 32 % kAhead]);
-      const int key_ahead = key + 32 * kAhead;
-      if (key_ahead < kKeys)
-        load(next - kBothWarps, key_ahead);
-      else if (next < RawVTile::kCols)
-        load(next, key_ahead - kKeys);
-      const int at = first_key + key;
-      store((to ^ uint32_t(at % VTile::kChunk)) + at / VTile::kChunk * VTile::kChunkBytes -
-                kBothWarps * VTile::kRowBytes,
-            patch);
-    }
+struct PartOfV<Traits, false> {
+  static __device__ __forceinline__ void transpose(uint32_t base, uint32_t raw, int from,
+                                                   uint32_t transposed, int first_key, int thread) {
+    transpose_part<Traits>(raw + from, transposed, first_key, thread);
   }
-}
+};
 
 // By kTransposeThreads.
 template <class Traits>
@@ -160,11 +129,8 @@ __device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int
         if (part == 0) wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, "v_empty");
         const uint32_t to_stage = transposed + to.stage * VTile::kBytes;
         const int first_key = part * RawVTile::kRows;
-        if constexpr (kInParts && RawVTile::kRows % 64 == 0)
-          transpose_part_ahead<Traits>(base, (raw - base) + from.stage * RawVTile::kBytes, to_stage,
-                                       first_key, thread);
-        else
-          transpose_part<Traits>(raw + from.stage * RawVTile::kBytes, to_stage, first_key, thread);
+        PartOfV<Traits>::transpose(base, raw, from.stage * RawVTile::kBytes, to_stage, first_key,
+                                   thread);
         arrive(&shared.raw_v_barriers.empty[from.stage]);
       }
       fence_shared_for_async_proxy();

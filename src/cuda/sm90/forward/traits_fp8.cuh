@@ -48,6 +48,7 @@ struct Fp8Traits : ForwardConstants<kRow, kElement> {
   using RawVTile = SharedTile<kTileN / kRawParts, kConfig.head_dim_v, 1>;  // as it lies in memory
   using VTile = SharedTile<kConfig.head_dim_v, transposed_v_cols(kTileN), 1>;  // transposed
   using RawState = PipelineState<kRawStages>;
+  static constexpr bool kTransposesAhead = kRawParts > 1 && RawVTile::kRows % 64 == 0;
 
   static constexpr bool kRowScales = kConfig.row_scales();
   using QScales = QueryScales<kRowScales>;

@@ -7,7 +7,7 @@
 // Tiles ask for the extremes of their rows' bounds. Those of a band never decrease from row to row,
 // in chunks neither, so that a tile's first and last row tell them (MaskOf::firsts); another kind
 // of mask finds its own. Compiled on the host and, through NVRTC too, on the device: nothing but
-// integers here, of 64 bits, or in a kernel of 32 (cuda/device/sequence.hpp).
+// integers here, of 64 bits, or in a kernel of 32 (cuda/device/types.hpp).
 #pragma once
 
 #include "core/arithmetic.hpp"

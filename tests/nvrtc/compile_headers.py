@@ -39,6 +39,7 @@ def with_one_kernel(file):
 
 FIRST_ROW = """
 #include "cuda/sm90/forward/kernel_16bit.cuh"
+#include "cuda/sm90/forward/kernel_params.h"
 #include "cuda/sm90/forward/tile_table.hpp"
 #include "cuda/sm90/device/instance.cuh"
 namespace flash3::cuda::sm90 {

@@ -360,7 +360,7 @@ void print_kernels(std::span<const Kernel> kernels, const std::vector<std::strin
                 names.c_str(), shape.c_str(),
                 head_dims_of({c.head_dim, c.head_dim_v}, calls, is_paged(first) ? 8 : 1).c_str(),
                 tile_m(first), tile_n(first), consumers(first), stages(first).c_str(),
-                c.shared_bytes() / 1024.0, c.producer_registers(), c.consumer_registers(),
+                shared_memory_bytes(c) / 1024.0, c.producer_registers(), c.consumer_registers(),
                 more_registers(first).c_str());
   }
 }

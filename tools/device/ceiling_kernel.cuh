@@ -113,8 +113,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       fence_operand(r_s);
       // NOTE: ptxas drops a wgmma whose result is never read, volatile or not. It would also put
       // this addition off past the next product, copy r_s for that, and serialise all wgmmas for
-      // want of registers. order_before holds it here, and costs nothing: a square is never
-      // negative.
+      // want of registers. order_before holds it here, and costs nothing.
       sink += r_s[0];
       order_before(sink * sink);
     };

@@ -14,7 +14,7 @@
 // whose mask is chunks of so many.
 #pragma once
 
-#include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

@@ -2,7 +2,7 @@
 // Finding the sequence of a tile among thousands: a whole warp asks 32 places at a time.
 #pragma once
 
-#include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

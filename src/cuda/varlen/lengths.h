@@ -2,7 +2,7 @@
 // The rows of a sequence, as kernels read them. Host and device.
 #pragma once
 
-#include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

@@ -6,7 +6,7 @@
 #include "core/kv_cache.hpp"
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
-#include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

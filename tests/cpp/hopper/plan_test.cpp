@@ -323,7 +323,7 @@ TEST(Plan, SumsUpLongRowsInTwoLevels) {
     EXPECT_LE(flushed, keys * 3 / 2) << id;
     const PlannedForward plan = plan_of(id);
     const size_t far_bytes = size_t(plan.grid) * plan.kernel->config.sums_bytes();
-    if (plan.kernel->config.sums_in_shared()) {
+    if (sums_in_shared(plan.kernel->config)) {
       EXPECT_EQ(plan.sums_offset, 0u) << id;
     } else {
       EXPECT_GE(plan.workspace_bytes, plan.sums_offset + far_bytes) << id;

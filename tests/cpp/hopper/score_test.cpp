@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "cuda/device/score/key_bits.hpp"
-#include "cuda/device/score/key_blocks.hpp"
 #include "cuda/device/score/partial.hpp"
+#include "cuda/device/score/transposed_views.hpp"
 #include "cuda/device/score/view.hpp"
-#include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 namespace {

@@ -112,10 +112,11 @@ TEST(KeyParts, SplitKernelsHaveTheTilesOfOthers) {
     const ForwardConfig& o = whole->config;
     EXPECT_TRUE(o.tile_n == c.tile_n && o.warpgroups == c.warpgroups && o.stages == c.stages)
         << kernel.id;
-    EXPECT_TRUE(o.two_level == c.two_level && o.sums_in_shared() == c.sums_in_shared())
+    EXPECT_TRUE(o.two_level == c.two_level && sums_in_shared(o) == sums_in_shared(c))
         << kernel.id << ": sums of O lie elsewhere";
     if (o.q_stages == c.q_stages) {
-      EXPECT_EQ(c.shared_bytes() - o.shared_bytes(), 16 * (4 + 4 * c.warpgroups)) << kernel.id;
+      EXPECT_EQ(shared_memory_bytes(c) - shared_memory_bytes(o), 16 * (4 + 4 * c.warpgroups))
+          << kernel.id;
     }
   }
   EXPECT_EQ(split, 2 * 7 + 4 + 2 * 4);
@@ -224,14 +225,13 @@ TEST(KeyParts, PartsAndSumsOfFp8LieApart) {
           {plan.splits.counters_offset, slots * size_t(split_counters(c)) * 4},
           {plan.list_offset, size_t(problem_of(id).batch) * sizeof(ListedSequence)},
           {plan.workspace_bytes, 0}};
-      if (!c.sums_in_shared())
+      if (!sums_in_shared(c))
         ranges.emplace_back(plan.sums_offset, size_t(plan.grid) * size_t(c.sums_bytes()));
       std::ranges::sort(ranges);
       for (size_t i = 1; i < ranges.size(); ++i)
         EXPECT_GE(ranges[i].first, ranges[i - 1].first + ranges[i - 1].second) << id << ", " << i;
     }
-  EXPECT_FALSE(
-      plan_of("e4m3/b1/q512/k16384/h8x1/d256/causal/usedk").kernel->config.sums_in_shared())
+  EXPECT_FALSE(sums_in_shared(plan_of("e4m3/b1/q512/k16384/h8x1/d256/causal/usedk").kernel->config))
       << "one of them has sums in the workspace";
 }
 

@@ -5,6 +5,7 @@
 
 #include "cuda/sm90/forward/kernel_16bit.cuh"
 #include "cuda/sm90/forward/kernel_fp8.cuh"
+#include "cuda/sm90/forward/kernel_params.h"
 #include "device/ablation/variants.hpp"
 
 namespace flash3::device {
@@ -40,6 +41,7 @@ struct AblationPolicies {
                                               flash3::device::Variant::VARIANT>() { \
     using namespace flash3::device;                                                 \
     using Traits = TRAITS;                                                          \
+    static_assert(is_valid(Traits::kConfig));                                       \
     using Policies = AblationPolicies<Traits, __VA_ARGS__>;                         \
     return reinterpret_cast<const void*>(&forward_kernel<Policies>);                \
   }

@@ -4,6 +4,7 @@
 
 #include "cuda/sm90/forward/kernel_16bit.cuh"
 #include "cuda/sm90/forward/kernel_fp8.cuh"
+#include "cuda/sm90/forward/kernel_params.h"
 #include "device/trace/consume.cuh"
 #include "device/trace/kernels.hpp"
 #include "device/trace/produce.cuh"

@@ -29,31 +29,12 @@ __device__ __forceinline__ void mark_undefined(float (&r)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "=f"(r[i])::"memory");
 }
 
-// Computes x, which is never negative, before anything that follows. ptxas may move arithmetic
-// across a wgmma wait, and does: without this the softmax that should run under a product runs
-// after it.
+// Computes x, which is never the NaN of these bits, before anything that follows. ptxas may move
+// arithmetic across a wgmma wait, and does: without this the softmax that should run under a
+// product runs after it.
 __device__ __forceinline__ void order_before(float x) {
-  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}" ::"f"(x) : "memory");
-}
-
-// The same for an x that ptxas knows not to be negative: it does not know that x is never the NaN
-// of these bits.
-__device__ __forceinline__ void order_positive_before(float x) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0x7fedcba9;\n@p trap;\n}" ::"r"(__float_as_uint(x))
-      : "memory");
-}
-
-// The same for the first kCount of x, none of them negative, by a store that never happens: ptxas
-// moves no store across a wait, and a trap over many values costs the pipeline (C7512).
-template <int kCount, int N>
-__device__ __forceinline__ void order_before(const float (&x)[N], uint32_t* never_written) {
-  uint32_t bits = 0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) bits |= __float_as_uint(x[i]);
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.volatile.shared.u32 [%1], %0;\n}" ::"r"(bits),
-      "r"(uint32_t(__cvta_generic_to_shared(never_written)))
       : "memory");
 }
 
@@ -63,14 +44,6 @@ __device__ __forceinline__ int hide_from_optimizer(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-
-__device__ __forceinline__ uint32_t hide_from_optimizer(uint32_t x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
-// What lies in memory is loaded again behind this point: no registers keep it meanwhile.
-__device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
 
 // Moves registers between the warpgroups of a block; every warp of a warpgroup must call it. PTX
 // ISA 9.7.19.5, setmaxnreg.

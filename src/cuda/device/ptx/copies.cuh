@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between global and shared memory that no thread waits for: boxes of tensors, by the copy
-// engine (TMA), and a few bytes a thread. PTX ISA 9.7.9.25.5 cp.async.bulk.tensor, 9.7.9.25.4.3
-// commit_group and wait_group, 9.7.9.15 prefetch, 9.7.13.4 fence.proxy, 9.7.9.25.3.1 cp.async,
-// 9.7.13.15.17 cp.async.mbarrier.arrive.
+// Copies of boxes of tensors between global and shared memory, by the copy engine (TMA). PTX ISA
+// 9.7.9.25.5 cp.async.bulk.tensor, 9.7.9.25.4.3 commit_group and wait_group, 9.7.9.15 prefetch,
+// 9.7.13.4 fence.proxy.
 #pragma once
 
 #include "cuda/device/ptx/sync.cuh"
@@ -32,18 +31,6 @@ __device__ __forceinline__ void copy_box_in(void* shared, const void* map, const
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(shared)),
       "l"(map), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "r"(c[4]), "r"(shared_address(barrier))
-      : "memory");
-}
-
-// What is read once: it is the first to leave the L2 cache.
-__device__ __forceinline__ void copy_box_in_once(void* shared, const void* map,
-                                                 const int32_t (&c)[4], uint64_t* barrier) {
-  constexpr unsigned long long kEvictFirst = 0x12F0000000000000;  // a policy of createpolicy
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
-      "l"(map), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "r"(shared_address(barrier)),
-      "l"(kEvictFirst)
       : "memory");
 }
 
@@ -78,31 +65,6 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // Ordinary writes to shared memory, visible to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_shared_for_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// ---- a few bytes a thread, from global to shared memory ----
-
-// 16 bytes, of which those after the first `bytes` are not read, and become 0.
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void copy_async(float* shared, const float* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
-               : "memory");
-}
-
-// Until this thread's copies are there.
-__device__ __forceinline__ void wait_for_async_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-// Arrives when this thread's copies so far have; one of the arrivals that the barrier counts.
-__device__ __forceinline__ void arrive_behind_copies(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
-               : "memory");
 }
 
 }  // namespace flash3::cuda

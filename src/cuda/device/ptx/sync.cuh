@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting for other threads, for the copy engine, for other blocks and for other kernels. PTX ISA
 // 9.7.13.1 bar, 9.7.13.4 fence.mbarrier_init, 9.7.13.13 griddepcontrol, 9.7.13.15 mbarrier, 9.7.9.8
-// ld, 9.7.9.12 st, 9.7.13.8 red.
+// ld, 9.7.9.12 st. Counters in global memory: memory.cuh.
 #pragma once
 
 #include "cuda/device/ptx/arithmetic.cuh"
@@ -25,12 +25,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive_if(bool arrives, uint64_t* barrier) {
+// By a predicate, not a branch, around which no product could be under way.
+__device__ __forceinline__ void arrive_if(bool arrives, uint64_t* barrier) {
   asm volatile(
       "{\n"
       ".reg .pred arrives;\n"
@@ -41,8 +42,8 @@ __device__ __forceinline__ void mbarrier_arrive_if(bool arrives, uint64_t* barri
       : "memory");
 }
 
-// Arrives; the phase also waits for so many bytes.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+// One arrival, and the bytes that TMA will write before the phase completes.
+__device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
                    shared_address(barrier)),
                "r"(bytes)
@@ -101,7 +102,7 @@ __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool says
   return any != 0;
 }
 
-// ---- global memory, ordered across the GPU ----
+// ---- a ticket in global memory, ordered across the GPU ----
 
 __device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* address) {
   unsigned long long value;
@@ -112,44 +113,6 @@ __device__ __forceinline__ unsigned long long load_acquire(const unsigned long l
 __device__ __forceinline__ void store_release(unsigned long long* address,
                                               unsigned long long value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-}
-
-__device__ __forceinline__ int load_acquire(const int* address) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ void add_release(int* address, int value) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-
-// Returns what was there.
-__device__ __forceinline__ int add_acquire_release(int* address, int value) {
-  int old;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
-               : "=r"(old)
-               : "l"(address), "r"(value)
-               : "memory");
-  return old;
-}
-
-// x if the value there was `from`. Returns what was there.
-__device__ __forceinline__ int exchange_if(int* address, int from, int x) {
-  int old;
-  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
-               : "=r"(old)
-               : "l"(address), "r"(from), "r"(x)
-               : "memory");
-  return old;
-}
-
-// x[0…3] to four consecutive floats at a 16-byte aligned address. The order of concurrent additions
-// is not defined.
-__device__ __forceinline__ void add_to_global(float* address, const float* x) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
-               "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
 }
 
 // ---- kernels of one stream that overlap (programmatic dependent launch) ----

@@ -7,7 +7,7 @@
 
 #include "cuda/device/ptx/arithmetic.cuh"
 #include "cuda/device/score/view.hpp"
-#include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 
@@ -54,26 +54,6 @@ __device__ __forceinline__ uint32_t keys_before(int end) {
   return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
 }
 
-// Rows that see the keys whose bits are set, of which a word has 16 of each row: those of its
-// second row come after those of the first.
-struct BitMask {
-  const uint32_t (&words)[2];
-
-  template <int N>
-  __device__ __forceinline__ void apply(const QueriesByKeys<N>&, float (&r_s)[N]) const {
-    using View = QueriesByKeys<N>;
-    static_assert(View::kKeys <= 32);
-#pragma unroll
-    for (int r = 0; r < View::kRows; ++r)
-#pragma unroll
-      for (int k = 0; k < View::kKeys; ++k) {
-        float& x = View::at(r_s, r, k);
-        x = words[k / 16] & 1u << (16 * r + k % 16) ? x : -kInfinity;
-      }
-  }
-};
-
-static_assert(ScoreMask<RangeMask<RowKeys (*)(int)>, QueriesByKeys<8>> &&
-              ScoreMask<BitMask, QueriesByKeys<8>>);
+static_assert(ScoreMask<RangeMask<RowKeys (*)(int)>, QueriesByKeys<8>>);
 
 }  // namespace flash3::cuda

@@ -38,21 +38,6 @@ concept KeepsOrder = requires(const Mod& mod, float x) {
   x = mod.above(x, x);
 };
 
-// Makes values of scores.
-template <class Mod, ScoreView View>
-  requires ScoreMod<Mod, View>
-__device__ __forceinline__ void apply_mod(const Mod& mod, const View& view,
-                                          typename View::Scores& r_s) {
-#pragma unroll
-  for (int r = 0; r < View::kRows; ++r)
-#pragma unroll
-    for (int k = 0; k < View::kKeys; ++k) {
-      float& s = View::at(r_s, r, k);
-      if constexpr (Mod::kRemaps) s = mod.in_reach(s);
-      s = mod.value(s, ScorePlace<View>{view, r, k});
-    }
-}
-
 // That of a kind of scores. Each has a header: a kernel that lacks it does not compile.
 template <ScoreKind>
 struct ModOf;

@@ -48,6 +48,21 @@ struct ModOf<ScoreKind::kSoftcap> {
 static_assert(ScoreMod<ModOf<ScoreKind::kSoftcap>, QueriesByKeys<8>> &&
               KeepsOrder<ModOf<ScoreKind::kSoftcap>>);
 
+// Makes values of scores.
+template <class Mod, ScoreView View>
+  requires ScoreMod<Mod, View>
+__device__ __forceinline__ void apply_mod(const Mod& mod, const View& view,
+                                          typename View::Scores& r_s) {
+#pragma unroll
+  for (int r = 0; r < View::kRows; ++r)
+#pragma unroll
+    for (int k = 0; k < View::kKeys; ++k) {
+      float& s = View::at(r_s, r, k);
+      if constexpr (Mod::kRemaps) s = mod.in_reach(s);
+      s = mod.value(s, ScorePlace<View>{view, r, k});
+    }
+}
+
 // Whether one of the scores lies below −range, or is a NaN of that sign.
 template <int N>
 __device__ __forceinline__ bool any_below(const float (&r_s)[N], float range) {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/device/score/key_bits.hpp"
-#include "cuda/device/score/key_blocks.hpp"
 #include "cuda/device/score/mask.cuh"
+#include "cuda/device/score/transposed_views.hpp"
 
 namespace flash3::cuda {
 

@@ -3,7 +3,7 @@
 // and adds it to the sums in global memory from its registers.
 #pragma once
 
-#include "cuda/device/ptx/sync.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/sm90/backward/produce_wide.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/walk.cuh"

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of the backward's tile table (tile_table.hpp), and what follows from it. constexpr and
-// NVRTC-clean, like the forward's.
+// A row of the backward's tile table (tile_table.hpp), and what follows from it for its kernel.
+// constexpr and NVRTC-clean, like the forward's.
 #pragma once
 
-#include "core/mask_lists.hpp"
 #include "cuda/device/types.hpp"
-#include "cuda/sm90/backward/params.h"
 
 namespace flash3::cuda::sm90 {
 
@@ -79,53 +77,6 @@ struct BackwardConfig {
 
   // Key tiles that the roles may work on at the same time, and places for their K.
   FLASH3_HOST_DEVICE constexpr int key_tile_slots() const { return persistent ? 2 : 1; }
-
-  // Shared memory in bytes. The epilogue stages dK and dV where K and V were, that of persistent
-  // blocks where dS and K were.
-  FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
-  FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
-  FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return kDsStages * tile_m * tile_n * 2; }
-  // What goes with a listed query tile: a range of keys a query, or, where there is room for it, a
-  // bit a pair. Otherwise threads read bits where they lie.
-  FLASH3_HOST_DEVICE constexpr int range_words() const { return tile_m * 2; }
-  FLASH3_HOST_DEVICE constexpr int bit_words() const { return tile_m * tile_n / 32; }
-  FLASH3_HOST_DEVICE constexpr int listed_bytes(int words) const {
-    return lists ? kQueryStages * (words * 4 + 16) : 0;
-  }
-  FLASH3_HOST_DEVICE constexpr bool stages_bits() const {
-    return bytes_beside_lists() + listed_bytes(bit_words()) <= kMostSharedBytes;
-  }
-  FLASH3_HOST_DEVICE constexpr int mask_words() const {
-    return stages_bits() && bit_words() > range_words() ? bit_words() : range_words();
-  }
-  FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    return bytes_beside_lists() + listed_bytes(mask_words());
-  }
-  FLASH3_HOST_DEVICE constexpr int bytes_beside_lists() const {
-    const int slots = key_tile_slots();
-    const int barriers =
-        7 + 4 * slots + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
-    return tile_n * (slots * head_dim + head_dim_v) * 2 +
-           kQueryStages * (q_bytes() + dout_bytes()) + ds_bytes() + fragment_quads() * 2048 +
-           (8 * barriers + mask_keys() * 8 + slots * int(sizeof(KeyTile)) + 4 + 15) / 16 * 16;
-  }
 };
-
-constexpr bool is_valid(const BackwardConfig& c) {
-  const int gradients = (c.wide ? c.head_dim : c.head_dim + c.head_dim_v) / 2,
-            scores = c.tile_m / 2;
-  // A consumer warpgroup computes half of dQ: one block of 64 × 64, or one transposed block.
-  const bool halves = (c.head_dim == 64 || c.dq_columns() == 128) &&
-                      (c.dq_transposed() || c.tile_m * c.head_dim == kConsumerWarpgroups * 64 * 64);
-  return c.shared_bytes() <= kMostSharedBytes && c.head_dim % 32 == 0 && c.head_dim_v % 32 == 0 &&
-         c.head_dim_v <= c.head_dim && c.tile_n == (c.wide ? 64 : 128) &&
-         (!c.lists || (!c.band && kMaskBlock % c.tile_m == 0 && kMaskBlock % c.tile_n == 0 &&
-                       c.tile_n >= 64)) &&
-         (c.wide ? c.tile_m == 64 : halves) && !(c.persistent && c.wide) &&
-         128 * (c.producer_registers() + c.dq_registers() +
-                kConsumerWarpgroups * c.consumer_registers()) <=
-             c.threads() * c.launch_registers() &&
-         gradients + 2 * scores + 16 <= c.consumer_registers();
-}
 
 }  // namespace flash3::cuda::sm90

@@ -22,7 +22,7 @@
 // FlashAttention-2, alg. 2; FlashAttention-3, §3.1.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/produce.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/store.cuh"
@@ -140,36 +140,6 @@ __device__ __forceinline__ void finish_dq(typename Traits::Shared& shared,
   if constexpr (!Traits::kDqLast) hand_over_dq<Traits>(shared, warpgroup);
 }
 
-// A query tile that sees none of the warpgroup's keys: its dS is 0, and dQ has the other's keys. It
-// may see none of the other's either, where blocks take their turns at dQ.
-template <class Traits>
-__device__ __forceinline__ void pass_query_tile(typename Traits::Shared& shared,
-                                                const Walked& walked,
-                                                const Operands<Traits>& operand, int step,
-                                                bool is_first, bool is_last, int warpgroup,
-                                                int thread) {
-  using DsTile = typename Traits::DsTile;
-  const auto [stage, phase] = QueryState::at(step);
-  const int ds_stage = DsState::at(step).stage;
-  if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
-  if constexpr (Traits::kPersistent) {
-    if (is_first) wait_for_stored_keys<Traits>(shared, walked, warpgroup, thread);
-    arrive_if(is_last, &shared.v_empty);
-  }
-  constexpr uint32_t kNone[Traits::kTileM / 4] = {};
-  store_ds<DsTile>(shared.ds[ds_stage], kNone, warpgroup, thread);
-  fence_shared_for_async_proxy();
-  sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);
-  float r_dq[Traits::kOwnQuads * 4];
-  issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes, warpgroup);
-  // After the meeting, before which the other warpgroup has freed the stages of the last tile; and
-  // once dOut is there, which no one else may have awaited.
-  wait(&shared.dout_barriers.full[stage], phase, "dout_full");
-  arrive(&shared.dout_barriers.empty[stage]);
-  arrive(&shared.q_barriers.empty[stage]);
-  finish_dq<Traits, 0>(shared, r_dq, step, warpgroup, warpgroup, thread);
-}
-
 template <class Traits>
 __device__ __forceinline__ void accumulate(const BackwardParams& params,
                                            typename Traits::Shared& shared, const KeyTile& work,
@@ -202,8 +172,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     if constexpr (Traits::kLists) {
       m = mask.query_tile(stage);
       if (!mask.sees_any()) {
-        pass_query_tile<Traits>(shared, walked, operand, step, is_first, step + 1 == end, warpgroup,
-                                thread);
+        mask.pass_query_tile(walked, operand, step, is_first, step + 1 == end, warpgroup, thread);
         is_first = false;
         continue;
       }

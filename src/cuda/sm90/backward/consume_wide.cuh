@@ -11,7 +11,7 @@
 //                                          dK += dSᵀ_i·Q_i
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/accumulate_dq.cuh"
 #include "cuda/sm90/backward/produce_wide.cuh"
 #include "cuda/sm90/backward/scores.cuh"

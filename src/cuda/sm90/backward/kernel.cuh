@@ -6,7 +6,6 @@
 #include "cuda/device/ptx/compiler.cuh"
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/sm90/backward/walk.cuh"
-#include "cuda/sm90/device/kernel_table.hpp"
 
 namespace flash3::cuda::sm90 {
 
@@ -36,10 +35,11 @@ __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
 
 template <class Policies>
 __global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
-    backward_kernel(const __grid_constant__ BackwardParams params) {
+    backward_kernel(const __grid_constant__ typename Policies::Traits::Params params) {
   using Traits = typename Policies::Traits;
   using Roles = typename Policies::Roles;
   static_assert(RolesFor<Roles, Traits>);
+  static_assert(sizeof(typename Traits::Shared) == shared_memory_bytes(Traits::kConfig));
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
@@ -65,6 +65,10 @@ __global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
     Roles::consume(params, shared, work, warpgroup - 1);
   }
 }
+
+// What the kernel of a row and an element type is put together from (device/kernel_table.hpp).
+template <auto kRow, Element kElement>
+struct PoliciesOf;
 
 // consume.cuh or consume_wide.cuh has the roles of a row, and softcap.cuh what its scores become
 // under a softcap.

@@ -6,6 +6,7 @@
 #include "cuda/sm90/backward/consume.cuh"
 #include "cuda/sm90/backward/consume_wide.cuh"
 #include "cuda/sm90/backward/kernel.cuh"
+#include "cuda/sm90/backward/kernel_params.h"
 #include "cuda/sm90/backward/lists.cuh"
 #include "cuda/sm90/backward/tile_table.hpp"
 #include "cuda/sm90/device/instance.cuh"

@@ -8,7 +8,7 @@
 #include "cuda/host/launches.hpp"
 #include "cuda/host/views.hpp"
 #include "cuda/sm90/backward/auxiliary_kernels.hpp"
-#include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/backward/kernel_params.h"
 #include "cuda/sm90/backward/plan.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
@@ -57,7 +57,7 @@ Status store_map(const BackwardPlan& plan, const TensorView& tensor, const Seque
 
 Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
                    const BackwardWorkspace& workspace, const SequenceList& list,
-                   BackwardParams* params) {
+                   BackwardKernelParams* params) {
   const BackwardConfig& c = plan.kernel->config;
   const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
   const TensorView k = load_view(problem, problem.k, of_k, plan.k),
@@ -141,15 +141,16 @@ void prepare_sink(const BackwardProblem& problem, const BackwardWorkspace& works
 Status prepare_main(const BackwardProblem& problem, const BackwardPlan& plan,
                     const BackwardWorkspace& workspace, Launches* launches) {
   const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
-  auto& params = launches->make<BackwardParams>();
+  auto& params = launches->make<BackwardKernelParams>();
   FLASH3_CHECK(make_params(problem, plan, workspace, sequence_list(problem, plan), &params));
   prepare_copy(problem, tensor_rows(problem.k, of_k), plan.k, launches);
   prepare_copy(problem, tensor_rows(problem.v, of_k), plan.v, launches);
   prepare_copy(problem, tensor_rows(problem.q, of_q), plan.q, launches);
   prepare_copy(problem, tensor_rows(problem.dout, of_q), plan.dout, launches);
   const BackwardConfig& c = plan.kernel->config;
-  launches->add_kernel({plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), true},
-                       &params, "launching the backward kernel");
+  launches->add_kernel(
+      {plan.kernel->function, plan.grid, c.threads(), shared_memory_bytes(c), true}, &params,
+      "launching the backward kernel");
   return {};
 }
 

@@ -5,12 +5,26 @@
 // of Q the loader brings the words or the ranges that tell who sees what.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/load.cuh"
-#include "cuda/sm90/backward/scores.cuh"
-#include "cuda/sm90/backward/traits.cuh"
+#include "cuda/device/ptx/memory.cuh"
+#include "cuda/sm90/backward/consume.cuh"
+#include "cuda/sm90/backward/kernel_params.h"
+#include "cuda/sm90/backward/limits.hpp"
+#include "cuda/sm90/device/mask_tile.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// What goes with a listed query tile: which it is, and the words or ranges that tell who sees the
+// block's keys, in the order of core/mask_lists.hpp.
+template <int kWords>
+struct alignas(16) ListedQueries {
+  uint32_t words[kWords];
+  MaskTile tile;
+};
+template <class Common, BackwardConfig kRow>
+  requires(kRow.lists)
+struct SharedOf<Common, kRow> : Common {
+  ListedQueries<mask_words(kRow)> listed[kQueryStages];
+};
 
 // Query tiles of a block of queries.
 template <class Traits>
@@ -29,8 +43,8 @@ template <class Traits>
 __device__ __forceinline__ TilesOfList listed_tiles(const BackwardParams& params,
                                                     const KeyTile& work, int head) {
   constexpr int kTiles = kQueryTilesOfBlock<Traits>;
-  const MaskList list =
-      read_list(params.mask.key_list(work.sequence.batch, head, work.key / kMaskBlock));
+  const MaskList list = read_list(
+      kernel_params(params).mask.key_list(work.sequence.batch, head, work.key / kMaskBlock));
   return {list.begin * kTiles, (list.begin + list.count) * kTiles};
 }
 
@@ -44,7 +58,8 @@ struct ListedTile {
 
   __device__ __forceinline__ ListedTile(const BackwardParams& params, const KeyTile& work, int n) {
     constexpr int kTiles = kQueryTilesOfBlock<Traits>;
-    const int2 x = __ldg(reinterpret_cast<const int2*>(params.mask.key_blocks) + n / kTiles);
+    const int2 x =
+        __ldg(reinterpret_cast<const int2*>(kernel_params(params).mask.key_blocks) + n / kTiles);
     block = {x.x, x.y};
     tile = block.block() * kTiles + n % kTiles;
     int quarters = kAllQuarters;
@@ -147,7 +162,7 @@ struct MaskBeside<Traits, true> {
     shared.listed[stage].tile = MaskTile::of<kQueryTilesOfBlock<Traits>>(block, part);
     switch (at.block.kind()) {
       case kMaskRange: return kRangeBytes;
-      case kMaskBits: return Traits::kConfig.stages_bits() ? kBitBytes : 0;
+      case kMaskBits: return stages_bits(Traits::kConfig) ? kBitBytes : 0;
       default: return 0;
     }
   }
@@ -155,12 +170,12 @@ struct MaskBeside<Traits, true> {
     const MaskKind kind = at.block.kind();
     uint32_t* const to = shared.listed[stage].words;
     if (kind == kMaskRange)
-      bulk_load(
-          to,
-          params.mask.range(at.block.data, work.sequence.batch, at.head, at.tile * Traits::kTileM),
-          kRangeBytes, full);
-    if (kind != kMaskBits || !Traits::kConfig.stages_bits()) return;
-    const unsigned* const from = params.mask.words_of(at.block.data) +
+      bulk_load(to,
+                kernel_params(params).mask.range(at.block.data, work.sequence.batch, at.head,
+                                                 at.tile * Traits::kTileM),
+                kRangeBytes, full);
+    if (kind != kMaskBits || !stages_bits(Traits::kConfig)) return;
+    const unsigned* const from = kernel_params(params).mask.words_of(at.block.data) +
                                  work.key % kMaskBlock / 64 * 2 * kWords +
                                  at.n % kQueryTilesOfBlock<Traits> * kWords;
 #pragma unroll
@@ -191,12 +206,12 @@ __device__ __forceinline__ int listed_dq_order(const BackwardParams& params, con
                                                int head, int tile) {
   constexpr int kKeyTiles = kMaskBlock / Traits::kTileN;
   const int key_block = work.key / kMaskBlock;
-  const MaskList list =
-      read_list(params.mask.list(work.sequence.batch, head, tile / kQueryTilesOfBlock<Traits>));
+  const MaskList list = read_list(kernel_params(params).mask.list(
+      work.sequence.batch, head, tile / kQueryTilesOfBlock<Traits>));
   int first = 0, last = list.count;  // the block is in between
   while (first < last) {
     const int middle = (first + last) / 2;
-    const int block = __ldg(&params.mask.blocks[list.begin + middle].bits) >> 6;
+    const int block = __ldg(&kernel_params(params).mask.blocks[list.begin + middle].bits) >> 6;
     if (block < key_block)
       first = middle + 1;
     else
@@ -209,7 +224,7 @@ __device__ __forceinline__ int listed_dq_order(const BackwardParams& params, con
 template <class Traits>
 struct KeysMask<Traits, true> {
   static constexpr int kQueryParts = Traits::kTileM / 64;
-  static constexpr bool kStagesBits = Traits::kConfig.stages_bits();
+  static constexpr bool kStagesBits = stages_bits(Traits::kConfig);
   // Words of two queries 8 apart that a thread looks its keys up in.
   static constexpr int kOwnWords = Traits::kTileM / 8;
 
@@ -221,7 +236,7 @@ struct KeysMask<Traits, true> {
 
   __device__ __forceinline__ KeysMask(const BackwardParams& params, typename Traits::Shared& s,
                                       const KeyTile& work, int first, int)
-      : memory(params.mask), shared(s), first_key(work.key + first) {}
+      : memory(kernel_params(params).mask), shared(s), first_key(work.key + first) {}
 
   // Which query tile this stage of Q holds; of this one is what follows.
   __device__ __forceinline__ int query_tile(int q_stage) {
@@ -234,6 +249,34 @@ struct KeysMask<Traits, true> {
     const MaskTile tile{unsigned(uniform(int(listed().bits))), 0};
     const int rows = kQueryParts > 1 ? kAllQuarters : quarters_of_rows(tile.tile() % 2);
     return (tile.quarters() & rows & quarters_of_keys(key_half())) != 0;
+  }
+
+  // A query tile that sees none of the warpgroup's keys: its dS is 0, and dQ has the other's keys.
+  __device__ __forceinline__ void pass_query_tile(const Walked& walked,
+                                                  const Operands<Traits>& operand, int step,
+                                                  bool is_first, bool is_last, int warpgroup,
+                                                  int thread) const {
+    using DsTile = typename Traits::DsTile;
+    const auto [stage, phase] = QueryState::at(step);
+    const int ds_stage = DsState::at(step).stage;
+    if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
+    if constexpr (Traits::kPersistent) {
+      if (is_first) wait_for_stored_keys<Traits>(shared, walked, warpgroup, thread);
+      arrive_if(is_last, &shared.v_empty);
+    }
+    constexpr uint32_t kNone[Traits::kTileM / 4] = {};
+    store_ds<DsTile>(shared.ds[ds_stage], kNone, warpgroup, thread);
+    fence_shared_for_async_proxy();
+    sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);
+    float r_dq[Traits::kOwnQuads * 4];
+    issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes,
+                     warpgroup);
+    // After the meeting, before which the other warpgroup has freed the stages of the last tile;
+    // and once dOut is there, which no one else may have awaited.
+    wait(&shared.dout_barriers.full[stage], phase, "dout_full");
+    arrive(&shared.dout_barriers.empty[stage]);
+    arrive(&shared.q_barriers.empty[stage]);
+    finish_dq<Traits, 0>(shared, r_dq, step, warpgroup, warpgroup, thread);
   }
 
   // While the scores are under way.

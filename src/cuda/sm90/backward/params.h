@@ -4,9 +4,7 @@
 // over the query tiles that see it. Host and device, so no <cstdint>.
 #pragma once
 
-#include "core/mask_lists.hpp"
 #include "core/seq_info.hpp"
-#include "cuda/device/sequence.hpp"
 #include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -222,7 +220,6 @@ struct BackwardParams {
   KeySchedule schedule;
   int* ticket;      // the index of the next key tile. Null: block b has the b-th one alone
   Softcap softcap;  // kernels with a softcap; unit: 1
-  MaskMemory mask;  // kernels that walk lists
 };
 
 }  // namespace flash3::cuda::sm90

@@ -10,7 +10,7 @@
 #include "cuda/device/types.hpp"
 #include "cuda/host/device_info.hpp"
 #include "cuda/host/launches.hpp"
-#include "cuda/sm90/backward/config.hpp"
+#include "cuda/sm90/backward/limits.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/host/packed_copy.hpp"
 #include "cuda/varlen/varlen_schedule.hpp"

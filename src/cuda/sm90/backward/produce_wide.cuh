@@ -4,8 +4,8 @@
 // release take long.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/load.cuh"
+#include "cuda/device/ptx/memory.cuh"
+#include "cuda/sm90/backward/produce.cuh"
 #include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {

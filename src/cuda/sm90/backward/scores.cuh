@@ -3,11 +3,11 @@
 // and dS = P ∘ (dP − delta); and what dS makes of K, dQ.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/device/score/mask.cuh"
 #include "cuda/device/score/mod.cuh"
-#include "cuda/device/score/view.hpp"
+#include "cuda/device/score/transposed_views.hpp"
 #include "cuda/sm90/backward/traits.cuh"
 
 namespace flash3::cuda::sm90 {

@@ -2,7 +2,7 @@
 // The tile table of the backward kernels, like the forward's.
 #pragma once
 
-#include "cuda/sm90/backward/config.hpp"
+#include "cuda/sm90/backward/limits.hpp"
 
 namespace flash3::cuda::sm90 {
 

@@ -5,7 +5,6 @@
 #include "cuda/device/ptx/compiler.cuh"
 #include "cuda/sm90/backward/config.hpp"
 #include "cuda/sm90/backward/params.h"
-#include "cuda/sm90/device/mask_tile.cuh"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
@@ -27,17 +26,19 @@ using QueryState = PipelineState<kQueryStages>;
 using DsState = PipelineState<kDsStages>;
 using SingleState = PipelineState<1>;
 
-// What goes with a listed query tile: which it is, and the words or ranges that tell who sees the
-// block's keys, in the order of core/mask_lists.hpp.
-template <int kWords>
-struct alignas(16) ListedQueries {
-  uint32_t words[kWords];
-  MaskTile tile;
-};
+// What every kernel is launched with: BackwardParams, and more for lists (kernel_params.h).
+struct BackwardKernelParams;
+
+// Shared memory: that of kernels that walk lists has more behind that of any other (lists.cuh).
+template <class Common, BackwardConfig kRow>
+struct SharedOf;
+template <class Common, BackwardConfig kRow>
+  requires(!kRow.lists)
+struct SharedOf<Common, kRow> : Common {};
+
 template <BackwardConfig kRow, Element kElement_>
 struct BackwardTraits {
   static constexpr BackwardConfig kConfig = kRow;
-  static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kConfig.band;
   static constexpr bool kLists = kConfig.lists;
@@ -53,6 +54,7 @@ struct BackwardTraits {
   // d 64 products are half as long beside as many exponentials; d 128 is 2 to 5 % slower with it.
   static constexpr bool kDqLast = kHeadDim == 64 && !kCapped;
 
+  using Params = BackwardKernelParams;
   using KeyState = PipelineState<kKeySlots>;  // of a key tile: its work and its K
 
   using KTile = SharedTile<kTileN, kHeadDim>;
@@ -61,7 +63,7 @@ struct BackwardTraits {
   using DoutTile = SharedTile<kTileM, kHeadDimV>;
   using DsTile = SharedTile<kTileM, kTileN>;  // dS: queries × keys
 
-  struct WithoutLists {
+  struct Common {
     uint8_t k[kKeySlots][KTile::kBytes];
     uint8_t v[VTile::kBytes];
     uint8_t q[kQueryStages][QTile::kBytes];
@@ -85,9 +87,7 @@ struct BackwardTraits {
     KeyTile work[kKeySlots];
     uint32_t never_written;  // the address of a store that never happens
   };
-  using Shared =
-      WithListed<WithoutLists, ListedQueries<kConfig.mask_words()>, kQueryStages, kLists>;
-  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+  using Shared = SharedOf<Common, kRow>;
 };
 
 // What the producer warpgroup and a consumer warpgroup do: produce.cuh and consume.cuh, or for wide

@@ -5,7 +5,7 @@
 // query tile add.
 #pragma once
 
-#include "cuda/device/ptx/sync.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/traits.cuh"
 #include "cuda/varlen/find_sequence.cuh"
 
@@ -169,7 +169,7 @@ struct DqSemaphore {
 
   __device__ __forceinline__ bool is_ready(int order) const { return load_acquire(count) >= order; }
   __device__ __forceinline__ void wait(int order) const {
-    wait_until_at_least(count, order, "dq_semaphore");
+    wait_until([&] { return is_ready(order); }, "dq_semaphore", order);
   }
   // Releases what this thread has added. It counts and does not store the order, so that no block
   // waits forever where cu_seqlens make sequences overlap.

@@ -4,7 +4,7 @@
 // the copy engine bring them. Otherwise two warps gather them row by row.
 #pragma once
 
-#include "cuda/device/ptx/copies.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/sm90/decode/traits.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
@@ -41,12 +41,10 @@ __device__ __forceinline__ KeyPlace place_of_key(const DecodeParams& params, con
 template <class Tile>
 __device__ __forceinline__ void load_rows(uint8_t* tile, int at_row, const TensorMap* map,
                                           int element, int row, int head, uint64_t* full) {
-  BoxAt at{0, head, row, element, false};
 #pragma unroll
-  for (int c = 0; c < Tile::kChunks; ++c) {
-    at.dim = c * Tile::kChunk;
-    tma_load_once(tile + c * Tile::kChunkBytes + at_row * Tile::kRowBytes, map, at, full);
-  }
+  for (int c = 0; c < Tile::kChunks; ++c)
+    copy_box_in_once(tile + c * Tile::kChunkBytes + at_row * Tile::kRowBytes, map,
+                     {c * Tile::kChunk, head, row, element}, full);
 }
 
 // One warp calls it: each lane has one box of a tile, as far as there are boxes.

@@ -4,9 +4,9 @@
 // memory.
 #pragma once
 
-#include "cuda/device/score/key_blocks.hpp"
 #include "cuda/device/score/softcap.cuh"
 #include "cuda/device/score/softmax.cuh"
+#include "cuda/device/score/transposed_views.hpp"
 #include "cuda/sm90/decode/fold.cuh"
 #include "cuda/sm90/decode/key_scales.cuh"
 #include "cuda/sm90/device/tile.cuh"

@@ -14,7 +14,7 @@
 // others.
 #pragma once
 
-#include "cuda/device/sequence.hpp"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/decode/config.hpp"
 #include "cuda/varlen/lengths.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels that walk the lists of a mask (core/mask_lists.hpp) have in shared memory.
+// What kernels that walk the lists of a mask (core/mask_lists.hpp) note of a tile.
 #pragma once
 
 #include "core/mask_lists.hpp"
@@ -33,29 +33,5 @@ struct alignas(8) MaskTile {
 // one frees the stage after a __syncwarp. racecheck cannot follow that (tools/cli/sanitizer.hpp).
 __device__ __forceinline__ void note_tile(MaskTile& noted, const MaskTile& tile) { noted = tile; }
 __device__ __forceinline__ MaskTile noted_tile(const MaskTile& noted) { return noted; }
-
-// What a forward consumer knows of a work tile's lists: forward/seen_keys.cuh. That of a band knows
-// of none.
-template <bool kLists>
-struct KeysOfTile {};
-
-// What such a consumer does otherwise; without lists nothing.
-template <bool kLists>
-struct ListedTiles {
-  template <class Consumer>
-  static __device__ __forceinline__ KeysOfTile<false> begin(const Consumer&) {
-    return {};
-  }
-  template <class Consumer, class Tile>
-  static __device__ __forceinline__ void read(const Consumer&, Tile&, int) {}
-};
-
-// Shared memory with what goes with the stages of listed tiles, if there are any.
-template <class Shared, class Listed, int kStages, bool kLists>
-struct WithListed : Shared {};
-template <class Shared, class Listed, int kStages>
-struct WithListed<Shared, Listed, kStages, true> : Shared {
-  Listed listed[kStages];
-};
 
 }  // namespace flash3::cuda::sm90

@@ -19,6 +19,8 @@
 
 namespace flash3::cuda::sm90 {
 
+using cuda::arrive;
+
 // Calls done() until it is true. name: of the barrier, by what has happened when it completes.
 template <class Done>
 __device__ __forceinline__ void wait_until(const Done& done, [[maybe_unused]] const char* name,
@@ -44,27 +46,9 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity, const c
   wait_until([&] { return mbarrier_try_wait_parity(barrier, parity); }, name, int(parity));
 }
 
-// Waits until a counter in global memory, to which others add, has reached this value.
-__device__ __forceinline__ void wait_until_at_least(const int* counter, int value,
-                                                    const char* name) {
-  wait_until([&] { return load_acquire(counter) >= value; }, name, value);
-}
-
-__device__ __forceinline__ void arrive(uint64_t* barrier) { mbarrier_arrive(barrier); }
-
-// By a predicate, not a branch, around which no product could be under way.
-__device__ __forceinline__ void arrive_if(bool arrives, uint64_t* barrier) {
-  mbarrier_arrive_if(arrives, barrier);
-}
-
 // A warp's arrival that it has read a stage.
 __device__ __forceinline__ void release(uint64_t* empty, int thread) {
   if (thread % 32 == 0) arrive(empty);
-}
-
-// One arrival, and the bytes that TMA will write before the phase completes.
-__device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
-  mbarrier_arrive_expect_tx(barrier, bytes);
 }
 
 // The hardware's barriers. Each kernel family numbers its own in an enumeration; those with one for

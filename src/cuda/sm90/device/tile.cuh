@@ -159,12 +159,6 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, con
   }
 }
 
-// The same of a map by sequence, for what is read once.
-__device__ __forceinline__ void tma_load_once(void* shared, const TensorMap* map, const BoxAt& at,
-                                              uint64_t* barrier) {
-  copy_box_in_once(shared, map, {at.dim, at.head, at.y, at.x}, barrier);
-}
-
 // Loads a box of rows of a SharedTile, chunk by chunk; `shared`: the tile's first such row.
 template <class Tile>
 __device__ __forceinline__ void load_box(uint8_t* shared, const TensorMap* map, BoxAt at,

@@ -10,7 +10,7 @@
 
 #include "core/problem.hpp"
 #include "cuda/device/tile_schedule.hpp"
-#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/forward/limits.hpp"
 
 namespace flash3::cuda::sm90 {
 

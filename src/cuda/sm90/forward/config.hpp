@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of the forward's tile table (tile_table.hpp), and what follows from it. constexpr and
-// NVRTC-clean: host and kernels have it alike.
+// A row of the forward's tile table (tile_table.hpp), and what follows from it for its kernel.
+// constexpr and NVRTC-clean: host and kernels have it alike.
 #pragma once
 
-#include "core/mask_lists.hpp"
-#include "core/scales.hpp"
 #include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -87,63 +85,14 @@ struct ForwardConfig {
   // What the block starts with: the launch bound's share, which ptxas reports.
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
 
-  // Shared memory in bytes. 16 bits: the output is staged in Q's place, each warpgroup's own rows,
-  // once its last Q·Kᵀ is done.
-  FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m() * head_dim * element_bytes(); }
-  FLASH3_HOST_DEVICE constexpr int k_bytes() const { return tile_n * head_dim * element_bytes(); }
-  FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * element_bytes(); }
   // Keys that are loaded at once where they are widened, and their bytes.
   FLASH3_HOST_DEVICE constexpr int raw_rows() const { return tile_n / 2; }
   FLASH3_HOST_DEVICE constexpr int raw_bytes() const { return raw_rows() * head_dim; }
   // FP8: whether each row of Q has a scale of its own, so that rows may be of several heads
   // (HeadPack). Otherwise a warpgroup's rows have one.
   FLASH3_HOST_DEVICE constexpr bool row_scales() const { return fp8() && paged; }
-  FLASH3_HOST_DEVICE constexpr int transposed_v_bytes() const {
-    return transposed_v_cols(tile_n) * head_dim_v;
-  }
-  FLASH3_HOST_DEVICE constexpr int control_bytes() const {
-    const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages * raw_v_parts() +
-                         2 * raw_stages + 1;
-    const int tile_ring = 2408;                          // device/scheduler.cuh
-    const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_rows.cuh
-    const int q_scales = q_stages * 4 * (row_scales() ? tile_m() : 4);
-    const int scales = fp8()       ? 2 * stages * 8 + q_scales
-                       : widened() ? (2 * stages + raw_stages) * 8
-                                   : 0;
-    const int splits_bytes = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_splits.hpp
-    const int blocks = lists ? 8 * stages : 0;                       // forward/load_lists.cuh
-    return 8 * barriers + tile_ring + rows + scales + splits_bytes + blocks;
-  }
-  FLASH3_HOST_DEVICE constexpr int bytes_beside_sums() const {
-    return q_stages * q_bytes() +
-           stages * (k_bytes() + (fp8() ? transposed_v_bytes() : v_bytes())) +
-           raw_v_stages * v_bytes() + raw_stages * raw_bytes() + control_bytes();
-  }
-  // Bytes of the second level of sums, and of the factors that they are multiplied by
-  // (output_sums.cuh). The sums lie in shared memory if they fit.
+  // Bytes of the second level of sums; they lie in shared memory if they fit (output_sums.cuh).
   FLASH3_HOST_DEVICE constexpr int sums_bytes() const { return tile_m() * head_dim_v * 4; }
-  FLASH3_HOST_DEVICE constexpr int factors_bytes() const { return tile_m() * 16; }
-  FLASH3_HOST_DEVICE constexpr bool sums_in_shared() const {
-    return two_level && bytes_beside_sums() + factors_bytes() + sums_bytes() <= kMostSharedBytes;
-  }
-  FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    return bytes_beside_sums() + (two_level ? factors_bytes() : 0) +
-           (sums_in_shared() ? sums_bytes() : 0);
-  }
 };
-
-constexpr bool is_valid(const ForwardConfig& c) {
-  const int probability_registers = c.tile_n / 8 * c.element_bytes();
-  return (!c.paged || c.band) && (!c.split || c.paged) &&
-         (!c.lists || (!c.widened() && !c.band && !c.paged && c.tile_m() == kMaskBlock &&
-                       (c.tile_n == kMaskBlock || (!c.fp8() && 2 * c.tile_n == kMaskBlock)))) &&
-         (!c.widened() ||
-          (c.paged && c.raw_rows() % 16 == 0 && int(kScaleBlock) % c.tile_n == 0)) &&
-         c.shared_bytes() <= kMostSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
-         c.head_dim_v <= c.head_dim && c.warpgroups >= 2 && c.warpgroups <= 4 &&
-         128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
-             c.threads() * c.launch_registers() &&
-         c.accumulators() + probability_registers + 16 <= c.consumer_registers();
-}
 
 }  // namespace flash3::cuda::sm90

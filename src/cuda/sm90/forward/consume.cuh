@@ -20,9 +20,39 @@
 
 namespace flash3::cuda::sm90 {
 
-// What becomes of a block's split of a work tile's keys: split.cuh.
+// The key tiles that a consumer walks over: those of a work tile, of which its rows see ranges of
+// keys. seen_keys.cuh has the tiles of lists.
+template <class Traits, bool kLists = Traits::kLists>
+struct WalkedTiles;
 template <class Traits>
-struct SplitRows;
+struct WalkedTiles<Traits, false> {
+  struct OfWorkTile {};
+
+  template <class Consumer>
+  static __device__ __forceinline__ OfWorkTile begin(const Consumer&) {
+    return {};
+  }
+  // What there is to know of a key tile, while its scores are under way.
+  template <class Consumer, class Tile>
+  static __device__ __forceinline__ void read(const Consumer&, Tile&, int) {}
+  template <class Tile>
+  static __device__ __forceinline__ int number(const Tile& tile) {
+    return tile.n;
+  }
+  template <class Consumer, class Tile>
+  static __device__ __forceinline__ void mask(const Consumer& c, Tile& tile) {
+    const RowKeys(&rows)[kWarpRows] = c.shared.row_keys[c.warp];
+    const RowKeys &upper = rows[c.row % kWarpRows], &lower = rows[c.row % kWarpRows + 8];
+    const auto seen = [&](int r) { return Traits::kBand && r == 1 ? lower : upper; };
+    const auto view = tile.view();
+    // A causal mask's keys end in the tile, and begin in front of it.
+    if constexpr (Consumer::kOneSidedMasks) {
+      if (!__any_sync(~0u, upper.first > view.first_key || lower.first > view.first_key))
+        return RangeMask<decltype(seen), false>{seen}.apply(view, tile.scores);
+    }
+    RangeMask<decltype(seen), Traits::kBand>{seen}.apply(view, tile.scores);
+  }
+};
 
 template <class Traits, class Operands, class Store>
 struct Consumer {
@@ -31,18 +61,19 @@ struct Consumer {
   using VTile = typename Traits::VTile;
   using KvState = typename Traits::KvState;
   using TraitsType = Traits;
-  using Listed = ListedTiles<Traits::kLists>;
+  using Walked = WalkedTiles<Traits>;
+  using Rows = FinishedRows<Traits>;
   using OperandsType = Operands;
   using StoreType = Store;
   using Score = typename Operands::Score;
   using Softmax = OnlineSoftmax<Score>;
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
-  static constexpr bool kLists = Traits::kLists, kSplit = Traits::kSplit;
+  static constexpr bool kLists = Traits::kLists;
   static constexpr bool kPassesTiles = Traits::kPassesTiles;
   // Two warpgroups leave time beside the first scores of a work tile, and registers for a second
   // mask, but for those of split kernels.
-  static constexpr bool kDescribeUnderScores = Traits::kWarpgroups == 2 && !kSplit;
+  static constexpr bool kDescribeUnderScores = Traits::kWarpgroups == 2 && !Traits::kSplit;
   static constexpr bool kOneSidedMasks = Traits::kBand && kDescribeUnderScores;
   // Where the output is staged in Q's slot and Q has another one, the slot goes back to the loader
   // when the next work tile has begun: the store has time until then.
@@ -68,12 +99,10 @@ struct Consumer {
     Output& output;
     float (&alpha)[2];     // what the thread's two rows of `output` are to be multiplied by
     int row, key_in_tile;  // of element 0 of `scores`
-    KeysOfTile<kLists> listed;
+    typename Walked::OfWorkTile walked;
 
     __device__ __forceinline__ View view() const {
-      int key_tile = n;
-      if constexpr (kLists) key_tile = listed.seen.tile;
-      return {row, key_tile * kTileN + key_in_tile};
+      return {row, Walked::number(*this) * kTileN + key_in_tile};
     }
   };
 
@@ -168,11 +197,10 @@ struct Consumer {
       note_keys<Traits::kBand>(params, work, mask, rows, warp_in_warpgroup, lane,
                                shared.row_keys[warp]);
   }
-  // Notes the split too, in a split kernel; nobody reads the description any more.
+  // Nobody reads the description any more.
   template <class Tiles>
   __device__ __forceinline__ void hand_back(Tiles& source) const {
-    if constexpr (Traits::kSplit)
-      if (thread % 32 == 0) shared.warp_splits[warp] = shared.splits[source.stage()];
+    Rows::note(*this, source);
     __syncwarp();
     source.release();
   }
@@ -188,7 +216,7 @@ struct Consumer {
   template <class Meanwhile>
   __device__ __forceinline__ void first_key_tile(Tile& tile, const Meanwhile& meanwhile) {
     if constexpr (kPassesTiles)
-      Listed::first_scores(*this, tile, meanwhile);
+      Walked::first_scores(*this, tile, meanwhile);
     else
       first_scores(tile, meanwhile);
     begin_softmax(tile);
@@ -200,7 +228,7 @@ struct Consumer {
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
     issue_scores(tile.scores, tile.q, k_state.stage);
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
-    Listed::read(*this, tile, k_state.stage);
+    Walked::read(*this, tile, k_state.stage);
     meanwhile();
     tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
@@ -215,7 +243,7 @@ struct Consumer {
     ping_pong.wait();
     issue_scores(tile.scores, tile.q, stage);
     issue_output(tile, v_state_at(stage));
-    Listed::read(*this, tile, stage);
+    Walked::read(*this, tile, stage);
   }
 
   // P of this key tile; O of the one before it comes in between.
@@ -250,15 +278,8 @@ struct Consumer {
                                                 float (&lse)[2]) {
     const KvState last_v = kPassesTiles ? pending_v : k_state.behind(1);
     issue_output(tile, last_v);
-    float unit[2] = {1.f, 1.f};  // of O
-    if constexpr (Traits::kSplit) {
-      tile.operands.scale_normalisation(unit, last_v);
-    } else {
-      tile.softmax.finish(inverse_sum, lse);
-      add_sinks(params, output(), row, inverse_sum, lse);
-      store_rows(params, output(), row, tile.softmax, lse);  // under the product
-      tile.operands.scale_normalisation(inverse_sum, last_v);
-    }
+    Rows rows;
+    rows.begin(*this, tile, last_v, inverse_sum, lse);
     if constexpr (!Store::kInPlaceOfQ) {
       release_q(q_state.stage);
       q_state.advance();
@@ -266,34 +287,21 @@ struct Consumer {
     wgmma_wait<0>();
     fence_operand(tile.output);
     if constexpr (kPassesTiles)
-      Listed::release_v(*this);
+      Walked::release_v(*this);
     else
       release(&shared.v_barriers.empty[last_v.stage], thread);
     tile.operands.complete_output(tile);
     skip_masked_tiles(tile.keys.seen.begin - tile.keys.loaded.begin);
 
-    bool is_whole = true;
-    if constexpr (Traits::kSplit) {
-      is_whole = split().merge(tile.softmax, tile.output, unit);
-      tile.softmax.finish(inverse_sum, lse);
-      if (is_whole) add_sinks(params, output(), row, inverse_sum, lse);
-      inverse_sum[0] *= unit[0], inverse_sum[1] *= unit[1];
-    }
-    if (is_whole) {
-      Softmax::scale_rows(tile.output, inverse_sum);
-      if constexpr (Traits::kSplit) store_rows(params, output(), row, tile.softmax, lse);
+    rows.finish(*this, tile, inverse_sum, lse, [&] {
       Store::store(params, output(), shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
                    thread);
-    }
+    });
     if constexpr (Store::kInPlaceOfQ) {
       if (!kHoldQ) release_q(q_state.stage);
       previous_q_is_held = kHoldQ;
       q_state.advance();
     }
-  }
-
-  __device__ __forceinline__ SplitRows<Traits> split() const {
-    return {params.splits, shared.warp_splits[warp], warpgroup, thread};
   }
 
   // Key tiles that other warpgroups' rows see and these do not: their stages go back unread.
@@ -338,34 +346,15 @@ struct Consumer {
   // Masks the scores and raises the rows' maxima; true if O must be rescaled.
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
     tile.operands.scale_scores(tile);
-    const auto mask = [&] { mask_keys(tile); };
+    const auto mask = [&] { Walked::mask(*this, tile); };
     bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
-    if constexpr (kLists) masked = tile.listed.seen.masked;
+    if constexpr (kLists) masked = tile.walked.seen.masked;
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
       if (masked) mask();
       return tile.softmax.begin_tile(tile.scores, tile.alpha);
     }
-  }
-
-  __device__ __forceinline__ void mask_keys(Tile& tile) const {
-    if constexpr (kLists)
-      tile.listed.seen.apply(tile.view(), tile.scores);
-    else
-      mask_keys_by_range(tile);
-  }
-  __device__ __forceinline__ void mask_keys_by_range(Tile& tile) const {
-    const RowKeys(&rows)[kWarpRows] = shared.row_keys[warp];
-    const RowKeys &upper = rows[row % kWarpRows], &lower = rows[row % kWarpRows + 8];
-    const auto seen = [&](int r) { return Traits::kBand && r == 1 ? lower : upper; };
-    const View view = tile.view();
-    // A causal mask's keys end in the tile, and begin in front of it.
-    if constexpr (kOneSidedMasks) {
-      if (!__any_sync(~0u, upper.first > view.first_key || lower.first > view.first_key))
-        return RangeMask<decltype(seen), false>{seen}.apply(view, tile.scores);
-    }
-    RangeMask<decltype(seen), Traits::kBand>{seen}.apply(view, tile.scores);
   }
 
   // Each warp releases Q for itself, when its rows of the output have left the same place.
@@ -402,7 +391,7 @@ __device__ __forceinline__ void consume(Consumer& c) {
     if (!Consumer::kDescribeUnderScores || is_empty) c.hand_back(c.tiles);
     if (is_empty) {
       store_empty(c.params, c.output(), c.thread);
-      if constexpr (Consumer::kSplit) c.split().free();
+      Consumer::Rows::pass(c);
       continue;
     }
     c.skip_masked_tiles(keys.loaded.end - keys.seen.end);
@@ -424,14 +413,14 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .alpha = alpha,
                                  .row = c.row,
                                  .key_in_tile = c.key_in_tile,
-                                 .listed = Consumer::Listed::begin(c)};
+                                 .walked = Consumer::Walked::begin(c)};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);
       c.hand_back(c.tiles);
     });
     if constexpr (Consumer::kPassesTiles)
-      Consumer::Listed::run(c, tile);
+      Consumer::Walked::run(c, tile);
     else
       run_key_tiles(c, tile);
     float inverse_sum[2], lse[2];

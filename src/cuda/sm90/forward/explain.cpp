@@ -62,7 +62,7 @@ void explain_sums(const ForwardProblem& problem, const ForwardPlan& plan, Explan
   const bool two_levels = plan.flush_tiles != kNeverFlush;
   const std::string how = two_levels
                               ? message("two levels: float32 sums in ",
-                                        c.sums_in_shared() ? "shared memory" : "the workspace",
+                                        sums_in_shared(c) ? "shared memory" : "the workspace",
                                         " take over every ", plan.flush_tiles * c.tile_n, " keys")
                               : std::string("one level, in the tensor cores");
   const std::string why =

@@ -10,10 +10,13 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/sm90/device/kernel_table.hpp"
 #include "cuda/sm90/forward/consume.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// What the kernel of a row and an element type is put together from (device/kernel_table.hpp).
+template <auto kRow, Element kElement>
+struct PoliciesOf;
 
 // std:: is not for device headers.
 template <class A, class B>
@@ -113,7 +116,7 @@ concept ConsumerFor =
 // Policies: the types Traits, Producer and Consumer, as PoliciesOf has them.
 template <class Policies>
 __global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
-    forward_kernel(const __grid_constant__ ForwardParams params) {
+    forward_kernel(const __grid_constant__ typename Policies::Traits::Params params) {
   using Traits = typename Policies::Traits;
   using Producer = typename Policies::Producer;
   using Consumer = typename Policies::Consumer;
@@ -121,6 +124,7 @@ __global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
   static_assert(ConsumerFor<Consumer, Traits>);
   static_assert(OperandsFor<typename Consumer::OperandsType, Traits, typename Consumer::Tile>);
   static_assert(StoreFor<typename Consumer::StoreType, Traits>);
+  static_assert(sizeof(typename Traits::Shared) == shared_memory_bytes(Traits::kConfig));
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 

@@ -151,12 +151,12 @@ class OperandsFp8 {
     scales_ = &shared_.key_scales[k.phase][k.stage];
     float q_scales[kQScales];
 #pragma unroll
-    for (int i = 0; i < kQScales; ++i) q_scales[i] = q_scale(i) * params_.fp8.q_factor;
+    for (int i = 0; i < kQScales; ++i) q_scales[i] = q_scale(i) * fp8_params(params_).q_factor;
     tile.softmax.score.scale.begin_tile(q_scales, scales_->k);
     changes_v_scale_ = __any_sync(~0u, scales_->v != v_scale(previous));
     // In front of the wait for the scores, where ptxas would not leave it.
 #pragma unroll
-    for (int i = 0; i < kQScales; ++i) order_positive_before(tile.softmax.score.scale.factors[i]);
+    for (int i = 0; i < kQScales; ++i) order_before(tile.softmax.score.scale.factors[i]);
     __syncwarp();  // a warp's release of the stage is for what its threads have read too
   }
 

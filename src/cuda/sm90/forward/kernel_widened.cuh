@@ -39,7 +39,7 @@ class OperandsWidened : public Operands16Bit<Traits> {
       k_scale = scales.k, v_scale = scales.v;
     }
     k_scale = __shfl_sync(~0u, k_scale, 0), v_scale = __shfl_sync(~0u, v_scale, 0);
-    tile.softmax.score.scale.begin_tile({params_.fp8.q_factor}, k_scale);
+    tile.softmax.score.scale.begin_tile({fp8_params(params_).q_factor}, k_scale);
     changes_v_scale_ = has_output_ && __any_sync(~0u, v_scale != v_scale_);
     v_ratio_ = v_scale_ / v_scale;
     v_scale_ = v_scale;

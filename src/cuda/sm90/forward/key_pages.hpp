@@ -2,7 +2,7 @@
 // Where the keys of a cache lie, for a kernel that looks it up. Integers only, host and device.
 #pragma once
 
-#include "cuda/sm90/forward/params.h"
+#include "cuda/sm90/forward/kernel_params.h"
 
 namespace flash3::cuda::sm90 {
 

@@ -7,7 +7,7 @@
 #include "cuda/host/launches.hpp"
 #include "cuda/host/ticket.hpp"
 #include "cuda/host/views.hpp"
-#include "cuda/sm90/forward/params.h"
+#include "cuda/sm90/forward/kernel_params.h"
 #include "cuda/sm90/forward/plan.hpp"
 #include "cuda/sm90/host/packed_copy.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
@@ -55,7 +55,7 @@ KeyPages key_pages(const ForwardProblem& problem, const ForwardPlan& plan) {
   return {cache.batch_idx, 1, std::max(1, int(problem.k.seq)), elements, plan.box_keys};
 }
 
-Fp8Params fp8_params(const ForwardProblem& problem, const ForwardPlan& plan, float scale_log2) {
+Fp8Params scales_of(const ForwardProblem& problem, const ForwardPlan& plan, float scale_log2) {
   Fp8Params fp8{};
   fp8.q_scale = problem.q_scale;
   fp8.k_scale = problem.k_scale;
@@ -83,8 +83,8 @@ SplitSlots split_slots(const ForwardProblem& problem, const ForwardPlan& plan) {
 }
 
 // Lists the sequences of a ragged batch for the kernel.
-void prepare_list(const ForwardProblem& problem, const ForwardPlan& plan, ForwardParams* params,
-                  Launches* launches) {
+void prepare_list(const ForwardProblem& problem, const ForwardPlan& plan,
+                  ForwardKernelParams* params, Launches* launches) {
   char* const workspace = static_cast<char*>(problem.workspace);
   VarlenScheduleParams list = varlen_schedule_params(problem, plan);
   list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
@@ -99,7 +99,7 @@ void prepare_list(const ForwardProblem& problem, const ForwardPlan& plan, Forwar
 Status prepare(const ForwardProblem& problem, const TensorView& q, const ForwardPlan& plan,
                Launches* launches) {
   const ForwardConfig& config = plan.kernel->config;
-  auto& params = launches->make<ForwardParams>();
+  auto& params = launches->make<ForwardKernelParams>();
   FLASH3_CHECK(encode_maps(problem, q, plan, &params));
 
   params.out_data = problem.out.data;
@@ -127,8 +127,7 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   if (config.paged) params.pages = key_pages(problem, plan);
   if (config.lists) params.mask = problem.mask_lists.memory();
   if (config.split) params.splits = split_slots(problem, plan);
-  if (config.operands != Operands::k16Bit)
-    params.fp8 = fp8_params(problem, plan, params.scale_log2);
+  if (config.operands != Operands::k16Bit) params.fp8 = scales_of(problem, plan, params.scale_log2);
 
   char* const workspace = static_cast<char*>(problem.workspace);
   params.schedule = tile_schedule(problem, plan);
@@ -141,8 +140,8 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   prepare_copy(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, launches);
   prepare_copy(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, launches);
   if (problem.is_ragged()) prepare_list(problem, plan, &params, launches);
-  launches->add_kernel({plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
-                        problem.is_ragged()},
+  launches->add_kernel({plan.kernel->function, plan.grid, config.threads(),
+                        shared_memory_bytes(config), problem.is_ragged()},
                        &params, "launching the forward kernel");
   return {};
 }

@@ -2,9 +2,18 @@
 // The key tiles of a mask's lists (core/mask_lists.hpp), as producers walk over them.
 #pragma once
 
+#include "cuda/sm90/device/mask_tile.cuh"
+#include "cuda/sm90/forward/kernel_params.h"
 #include "cuda/sm90/forward/traits.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// Shared memory of such a kernel.
+template <class Common, ForwardConfig kRow>
+  requires(kRow.lists)
+struct SharedOf<Common, kRow> : Common {
+  MaskTile listed[kRow.stages];  // what goes with the stages of K
+};
 
 // Key tiles of a work tile are counted as those of the blocks in the lists.
 template <class Traits>

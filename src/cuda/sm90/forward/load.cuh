@@ -110,22 +110,6 @@ __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, cons
   }
 }
 
-template <class Traits>
-__device__ __forceinline__ void load_k(const ForwardParams& params,
-                                       typename Traits::Shared& shared) {
-  load_key_tiles<Traits, typename Traits::KTile>(params, &params.k, params.k_rows, shared.k,
-                                                 shared.k_barriers, "k_empty", shared.tiles,
-                                                 &shared.tiles.wanted, nullptr);
-}
-
-template <class Traits>
-__device__ __forceinline__ void load_v(const ForwardParams& params,
-                                       typename Traits::Shared& shared) {
-  load_key_tiles<Traits, typename Traits::VTile>(params, &params.v, params.v_rows, shared.v,
-                                                 shared.v_barriers, "v_empty", shared.tiles,
-                                                 nullptr, &shared.v_loaded);
-}
-
 // Whatever loads.
 template <class Traits>
 struct TmaBarriers {
@@ -155,8 +139,14 @@ struct TmaProducer<Traits, false, false> : TmaBarriers<Traits> {
       schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
     } else if (kElects ? elect_one() : threadIdx.x % 32 == 0) {
       if (role == ProducerWarp::kLoadQ) load_q<Traits>(params, shared);
-      if (role == ProducerWarp::kLoadK) load_k<Traits>(params, shared);
-      if (role == ProducerWarp::kLoadV) load_v<Traits>(params, shared);
+      if (role == ProducerWarp::kLoadK)
+        load_key_tiles<Traits, typename Traits::KTile>(params, &params.k, params.k_rows, shared.k,
+                                                       shared.k_barriers, "k_empty", shared.tiles,
+                                                       &shared.tiles.wanted, nullptr);
+      if (role == ProducerWarp::kLoadV)
+        load_key_tiles<Traits, typename Traits::VTile>(params, &params.v, params.v_rows, shared.v,
+                                                       shared.v_barriers, "v_empty", shared.tiles,
+                                                       nullptr, &shared.v_loaded);
     }
   }
 };

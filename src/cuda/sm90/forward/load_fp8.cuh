@@ -26,10 +26,9 @@
 //   row 16·i + p   is dim   16·i + 2p        row 16·i + 8 + p   is dim   16·i + 2p + 1
 #pragma once
 
-#include "cuda/device/ptx/copies.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/sm90/device/tile.cuh"
-#include "cuda/sm90/forward/list_place.cuh"
 #include "cuda/sm90/forward/traits_fp8.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -90,48 +89,17 @@ __device__ __forceinline__ void transpose_part(uint32_t raw, uint32_t transposed
   }
 }
 
-// The same of a part whose place is a constant, with 64 keys or so: the next patches are on their
-// way while one is permuted and stored, without a pause between dims. base: of shared memory, to
-// which raw is added behind the swizzle, so that one register serves all parts.
+// A part of V in its stage, which lies `from` bytes behind the first one, raw. base: of shared
+// memory. transpose_ahead.cuh has what warps do where a tile's part has the same stage each time.
+template <class Traits, bool kAhead = Traits::kTransposesAhead>
+struct PartOfV;
 template <class Traits>
-__device__ __forceinline__ void transpose_part_ahead(uint32_t base, uint32_t raw,
-                                                     uint32_t transposed, int first_key,
-                                                     int thread) {
-  using RawVTile = typename Traits::RawVTile;
-  using VTile = typename Traits::VTile;
-  constexpr int kKeys = RawVTile::kRows, kAhead = 2;
-  constexpr int kBothWarps = 16 * (kTransposeThreads / 32);
-  static_assert(RawVTile::kCols % kBothWarps == 0 && kKeys % (32 * kAhead) == 0);
-  const int lane = thread % 32, first_dim = thread / 32 * 16;
-  base += RawVTile::offset(lane, first_dim);
-  transposed += VTile::offset(first_dim + lane % 16, lane / 16 * 16);
-  uint32_t r[kAhead][4];
-  const auto load = [&](int dim, int key) {
-    ldmatrix_x4_transposed((base ^ uint32_t(dim % RawVTile::kChunk)) +
-                               dim / RawVTile::kChunk * RawVTile::kChunkBytes +
-                               (raw + key * RawVTile::kRowBytes),
-                           r[key / 32 % kAhead]);
-  };
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) load(0, 32 * i);
-#pragma unroll 1
-  for (int next = kBothWarps; next <= RawVTile::kCols; next += kBothWarps) {
-    const uint32_t to = transposed + next * VTile::kRowBytes;
-#pragma unroll
-    for (int key = 0; key < kKeys; key += 32) {
-      Patch patch = permuted(r[key / 32 % kAhead]);
-      const int key_ahead = key + 32 * kAhead;
-      if (key_ahead < kKeys)
-        load(next - kBothWarps, key_ahead);
-      else if (next < RawVTile::kCols)
-        load(next, key_ahead - kKeys);
-      const int at = first_key + key;
-      store((to ^ uint32_t(at % VTile::kChunk)) + at / VTile::kChunk * VTile::kChunkBytes -
-                kBothWarps * VTile::kRowBytes,
-            patch);
-    }
+struct PartOfV<Traits, false> {
+  static __device__ __forceinline__ void transpose(uint32_t base, uint32_t raw, int from,
+                                                   uint32_t transposed, int first_key, int thread) {
+    transpose_part<Traits>(raw + from, transposed, first_key, thread);
   }
-}
+};
 
 // By kTransposeThreads.
 template <class Traits>
@@ -161,11 +129,8 @@ __device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int
         if (part == 0) wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, "v_empty");
         const uint32_t to_stage = transposed + to.stage * VTile::kBytes;
         const int first_key = part * RawVTile::kRows;
-        if constexpr (kInParts && RawVTile::kRows % 64 == 0)
-          transpose_part_ahead<Traits>(base, (raw - base) + from.stage * RawVTile::kBytes, to_stage,
-                                       first_key, thread);
-        else
-          transpose_part<Traits>(raw + from.stage * RawVTile::kBytes, to_stage, first_key, thread);
+        PartOfV<Traits>::transpose(base, raw, from.stage * RawVTile::kBytes, to_stage, first_key,
+                                   thread);
         arrive(&shared.raw_v_barriers.empty[from.stage]);
       }
       fence_shared_for_async_proxy();
@@ -196,8 +161,8 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
                                            const typename Traits::QState& state) {
   using Tile = typename Traits::QTile;
   const ListedSequence& s = work.sequence;
-  const RowScales scales =
-      row_scales(params.fp8.q_scale, params.fp8.q_packed, s.q_first, s.batch, work.head_group);
+  const RowScales scales = row_scales(fp8_params(params).q_scale, fp8_params(params).q_packed,
+                                      s.q_first, s.batch, work.head_group);
 #pragma unroll 1
   for (int w = 0; w < Traits::kWarpgroups; ++w) {
     auto& barriers = shared.q_barriers[w];
@@ -214,6 +179,22 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
     arrive_expect_bytes(full, Tile::kBytes);
   }
 }
+
+// The key tiles of work tiles. load_fp8_lists.cuh has those of kernels that walk lists.
+template <class Traits, bool kLists = Traits::kLists>
+struct Fp8KeyTiles;
+template <class Traits>
+struct Fp8KeyTiles<Traits, false> {
+  static __device__ __forceinline__ void schedule(const ForwardParams& params,
+                                                  typename Traits::Shared& shared) {
+    schedule_tiles<Traits::kTileN, Traits::kBand, false, true>(params.schedule, shared.tiles);
+  }
+  // Which one is the n-th, that goes to this stage.
+  static __device__ __forceinline__ int find(const ForwardParams&, typename Traits::Shared&,
+                                             const WorkTile&, int n, int) {
+    return n;
+  }
+};
 
 // Everything, by one thread. The key tiles of each work tile from the last to the first, K before
 // V, and Q behind the first K: where Q has one slot, the next Q waits for the last products of the
@@ -242,10 +223,10 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
               head = work.head_group / params.groups_per_kv_head,
               last_block = (s.k_length - 1) / int(kScaleBlock);
     const auto scales_of = [&](const ScaleView& view) {
-      return row_scales(view, params.fp8.k_packed, s.k_first, s.batch, head);
+      return row_scales(view, fp8_params(params).k_packed, s.k_first, s.batch, head);
     };
-    const RowScales k_scales = scales_of(params.fp8.k_scale),
-                    v_scales = scales_of(params.fp8.v_scale);
+    const RowScales k_scales = scales_of(fp8_params(params).k_scale),
+                    v_scales = scales_of(fp8_params(params).v_scale);
     const bool hides =
         Traits::kBand && params.schedule.may_hide_keys && work.hidden_keys(Traits::kTileN) > 0;
     const int with_hidden_keys = hides ? work.key_tile_begin : -1;
@@ -253,13 +234,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
     for (int n = first; n >= work.key_tile_begin; --n) {
       uint64_t* full = &shared.k_barriers.full[k_state.stage];
       wait(&shared.k_barriers.empty[k_state.stage], k_state.phase ^ 1, "k_empty");
-      int key_tile = n;
-      if constexpr (Traits::kLists) {
-        ListPlace<Traits> at{params.mask, n};
-        at.read();
-        note_tile(shared.listed[k_state.stage], at.tile(n == work.key_tile_begin));
-        key_tile = shared.listed[k_state.stage].tile();
-      }
+      const int key_tile = Fp8KeyTiles<Traits>::find(params, shared, work, n, k_state.stage);
       load_box<KTile>(
           shared.k[k_state.stage], &params.k,
           box_at(params.k_rows, s.batch, s.k_first, s.k_length, key_tile * KTile::kRows, head),
@@ -306,16 +281,6 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
   }
 }
 
-template <class Traits>
-__device__ __forceinline__ void schedule(const ForwardParams& params,
-                                         typename Traits::Shared& shared) {
-  if constexpr (Traits::kLists)
-    schedule_tiles<Traits::kTileN, true, false, true>(params.schedule, shared.tiles,
-                                                      KeysOfList<Traits>{params.mask});
-  else
-    schedule_tiles<Traits::kTileN, Traits::kBand, false, true>(params.schedule, shared.tiles);
-}
-
 // Whatever loads.
 template <class Traits>
 struct Fp8Barriers {
@@ -340,7 +305,7 @@ struct Fp8Producer<Traits, false> : Fp8Barriers<Traits> {
                                              typename Traits::Shared& shared) {
     const Fp8ProducerWarp role{warp_in_warpgroup()};
     if (role == Fp8ProducerWarp::kSchedule) {
-      schedule<Traits>(params, shared);
+      Fp8KeyTiles<Traits>::schedule(params, shared);
     } else if (role >= Fp8ProducerWarp::kTranspose) {
       transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
     } else if (elect_one()) {

@@ -6,7 +6,7 @@
 // the barriers.
 #pragma once
 
-#include "cuda/device/ptx/copies.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/sm90/forward/paged_boxes.cuh"
 #include "cuda/sm90/forward/split.cuh"
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_row_scales(QueryScales<true>& shared,
                                                 const ForwardParams& params, const WorkTile& work,
                                                 int query) {
   const ListedSequence& s = work.sequence;
-  const ScaleView& view = params.fp8.q_scale;
+  const ScaleView& view = fp8_params(params).q_scale;
 #pragma unroll 1
   for (int row = int(threadIdx.x) % 32; row < HeadPack::kRows; row += 32) {
     const int head = work.head_group * params.pack.heads + params.pack.head_of(row),
@@ -29,7 +29,7 @@ __device__ __forceinline__ void copy_row_scales(QueryScales<true>& shared,
       scale.first +=
           s.batch * view.stride_batch +
           unsigned(head) / unsigned(view.heads_per_scale) * view.stride_head +
-          scale_block(params.fp8.q_packed, s.q_first, s.batch, token) * view.stride_block;
+          scale_block(fp8_params(params).q_packed, s.q_first, s.batch, token) * view.stride_block;
     copy_scale(&shared.q[row], scale, 0);
   }
 }

@@ -28,7 +28,7 @@ __device__ __forceinline__ void load_listed_tiles(const ForwardParams& params, c
       if (asks) arrive(wanted);
       continue;
     }
-    ListPlace<Traits> next{params.mask, work.key_tile_end};
+    ListPlace<Traits> next{kernel_params(params).mask, work.key_tile_end};
     next.find_before(begin);
     while (next.n >= begin) {
       const ListPlace<Traits> at = next;
@@ -52,7 +52,7 @@ struct TmaProducer<Traits, false, true> : TmaBarriers<Traits> {
     if (role == ProducerWarp::kSchedule) {
       // In the order of a band: tiles differ in length.
       schedule_tiles<Traits::kTileN, true>(params.schedule, shared.tiles,
-                                           KeysOfList<Traits>{params.mask});
+                                           KeysOfList<Traits>{kernel_params(params).mask});
     } else if (threadIdx.x % 32 == 0) {
       if (role == ProducerWarp::kLoadQ) load_q<Traits>(params, shared);
       if (role == ProducerWarp::kLoadK)

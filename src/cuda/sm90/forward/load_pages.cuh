@@ -20,7 +20,7 @@ __device__ __forceinline__ void load_paged_tiles(const ForwardParams& params, co
                                                  RingBarriers<Traits::kStages>& barriers,
                                                  const char* empty, TileRing& ring,
                                                  uint64_t* wanted, uint64_t* loaded) {
-  const KeyPages& pages = params.pages;
+  const KeyPages& pages = kernel_params(params).pages;
   const int lane = threadIdx.x % 32, at_row = lane * pages.box_rows;
   const bool leads = lane == 0;
   if (leads) prefetch(map);

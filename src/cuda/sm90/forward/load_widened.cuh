@@ -4,7 +4,7 @@
 // lie, as in load_pages.cuh; without a table a sequence has its own element. The first lane leads.
 #pragma once
 
-#include "cuda/device/ptx/copies.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/sm90/forward/load.cuh"
 #include "cuda/sm90/forward/paged_boxes.cuh"
 #include "cuda/sm90/forward/split.cuh"

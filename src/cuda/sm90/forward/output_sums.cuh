@@ -9,10 +9,28 @@
 // rescaling.
 #pragma once
 
-#include "cuda/device/ptx/sync.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/sm90/forward/traits_fp8.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// Adds kCount quads of earlier output, from quad `first` on, each with its row's factor: a quad is
+// two columns of each of a thread's two rows. load(i): quad i.
+template <int kCount, int N, class Load>
+__device__ __forceinline__ void add_quads(float (&r_o)[N], int first, float upper, float lower,
+                                          const Load& load) {
+  float4 x[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = load(first + i);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    float* const o = &r_o[4 * (first + i)];
+    o[0] = fmaf(x[i].x, upper, o[0]);
+    o[1] = fmaf(x[i].y, upper, o[1]);
+    o[2] = fmaf(x[i].z, lower, o[2]);
+    o[3] = fmaf(x[i].w, lower, o[3]);
+  }
+}
 
 template <class Traits, bool kTwoLevel = Traits::kTwoLevel>
 class OutputSums {
@@ -32,12 +50,12 @@ class OutputSums {
   // Whether O is flushed behind the product with key tile n + 1; tiles run from the last one down.
   // The next product, with key tile n, begins O anew.
   __device__ __forceinline__ bool is_due(int n) const {
-    return ((n + 1) & (params_.fp8.flush_tiles - 1)) == 0;
+    return ((n + 1) & (fp8_params(params_).flush_tiles - 1)) == 0;
   }
 
   // Flushes O when it is due. seen_end: of the key tiles.
   __device__ __forceinline__ void flush(Output& r_o, int n, int seen_end) const {
-    const int period = params_.fp8.flush_tiles;
+    const int period = fp8_params(params_).flush_tiles;
     const bool is_first = n + period > seen_end - 2;
     const float2 factor = factors();
     float4* const sums = first_quad();
@@ -61,7 +79,7 @@ class OutputSums {
 
   // Call this after the last product. Adds the flushed sums to O, which is then complete.
   __device__ __forceinline__ void take(Output& r_o, const TileMask::Range& seen) const {
-    const int period = params_.fp8.flush_tiles;
+    const int period = fp8_params(params_).flush_tiles;
     const int last_flushed = ((seen.end - 1) & -period) - 1;  // the first one in time
     const float2 factor = factors();
     float4* const sums = first_quad();
@@ -88,7 +106,7 @@ class OutputSums {
       return &shared_.quads[warpgroup][0][thread];
     } else {
       const int64_t first = (int64_t(blockIdx.x) * Traits::kWarpgroups + warpgroup) * kQuads;
-      return static_cast<float4*>(params_.fp8.sums) + first * kStride + thread;
+      return static_cast<float4*>(fp8_params(params_).sums) + first * kStride + thread;
     }
   }
   __device__ __forceinline__ float2& factors() const {

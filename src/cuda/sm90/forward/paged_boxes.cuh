@@ -15,7 +15,7 @@ struct PagedBoxes {
   int at_row;  // of a tile; behind its last: the lane has no box
 
   __device__ __forceinline__ explicit PagedBoxes(const ForwardParams& p)
-      : params(p), at_row(int(threadIdx.x % 32) * p.pages.box_rows) {}
+      : params(p), at_row(int(threadIdx.x % 32) * kernel_params(p).pages.box_rows) {}
 
   __device__ __forceinline__ bool leads() const { return at_row == 0; }
   __device__ __forceinline__ bool has_box() const { return at_row < kRows; }
@@ -23,7 +23,8 @@ struct PagedBoxes {
   // Where the lane's box of key tile n lies; nowhere if the work tile does not have it.
   __device__ __forceinline__ PagePlace find(const WorkTile& work, int n) const {
     if (n < work.key_tile_begin || n >= work.key_tile_end || !has_box()) return {};
-    return place_of_key<kMayLackTable>(params.pages, work.sequence, n * kRows + at_row);
+    return place_of_key<kMayLackTable>(kernel_params(params).pages, work.sequence,
+                                       n * kRows + at_row);
   }
 
   // Loads the box if it lies in the part of the key tile that begins at first_row: a Tile.
@@ -33,7 +34,7 @@ struct PagedBoxes {
                                        const PagePlace& place, uint64_t* full) const {
     const int row = at_row - first_row;
     if (row < 0 || row >= Tile::kRows) return;
-    const int left = rows_left(params.pages, work.sequence, n * kRows + at_row);
+    const int left = rows_left(kernel_params(params).pages, work.sequence, n * kRows + at_row);
     const BoxAt at{0, work.head_group / params.groups_per_kv_head, kRaggedEnd - left,
                    rows.rows_per_batch * place.element + place.row + left, true};
     load_box<Tile>(stage + row * Tile::kRowBytes, map, at, full);
@@ -57,8 +58,8 @@ __device__ __forceinline__ void copy_paged_scales(KeyTileScales& scales,
                                                   const ForwardParams& params, const WorkTile& work,
                                                   const PagePlace& tile) {
   const int batch = work.sequence.batch, head = work.head_group / params.groups_per_kv_head;
-  copy_paged_scale(&scales.k, params.fp8.k_scale, batch, head, tile);
-  copy_paged_scale(&scales.v, params.fp8.v_scale, batch, head, tile);
+  copy_paged_scale(&scales.k, fp8_params(params).k_scale, batch, head, tile);
+  copy_paged_scale(&scales.v, fp8_params(params).v_scale, batch, head, tile);
 }
 
 }  // namespace flash3::cuda::sm90

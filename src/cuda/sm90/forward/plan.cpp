@@ -130,7 +130,7 @@ void plan_sums(const ForwardProblem& problem, size_t* workspace, ForwardPlan* pl
   // A power of two, of tiles of two thirds to four thirds of the keys.
   plan->flush_tiles = int(std::bit_floor(
       uint64_t((is_wide ? kFlushedWideKeys : kFlushedKeys) * 3 / 2 / config.tile_n)));
-  if (!config.sums_in_shared())
+  if (!sums_in_shared(config))
     plan->sums_offset = reserve_workspace(size_t(plan->grid) * config.sums_bytes(), workspace);
 }
 

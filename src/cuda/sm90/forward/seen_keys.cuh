@@ -7,6 +7,7 @@
 #include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/device/mask_tile.cuh"
 #include "cuda/sm90/forward/consume.cuh"
+#include "cuda/sm90/forward/kernel_params.h"
 
 namespace flash3::cuda::sm90 {
 
@@ -30,6 +31,27 @@ struct RowsOfMask {
     upper = __ldg(at), lower = __ldg(at + 8);
   }
 };
+
+// Rows that see the keys whose bits are set, of which a word has 16 of each row: those of its
+// second row come after those of the first.
+struct BitMask {
+  const uint32_t (&words)[2];
+
+  template <int N>
+  __device__ __forceinline__ void apply(const QueriesByKeys<N>&, float (&r_s)[N]) const {
+    using View = QueriesByKeys<N>;
+    static_assert(View::kKeys <= 32);
+#pragma unroll
+    for (int r = 0; r < View::kRows; ++r)
+#pragma unroll
+      for (int k = 0; k < View::kKeys; ++k) {
+        float& x = View::at(r_s, r, k);
+        x = words[k / 16] & 1u << (16 * r + k % 16) ? x : -kInfinity;
+      }
+  }
+};
+
+static_assert(ScoreMask<BitMask, QueriesByKeys<8>>);
 
 // The 16 keys of a thread from this one on, by the range of a row.
 __device__ __forceinline__ uint32_t seen_of(const uint2& range, int key) {
@@ -86,14 +108,7 @@ struct SeenKeys {
   }
 };
 
-template <>
-struct KeysOfTile<true> {
-  RowsOfMask rows;
-  SeenKeys seen = {};
-  bool last = false;  // of the list
-};
-
-// The same with A in registers, as load_rows() has it.
+// issue_abt() with A in registers, as load_rows() has it.
 template <Element T, class BTile>
 __device__ __forceinline__ void issue_abt(float (&r)[BTile::kRows / 2],
                                           uint32_t (&r_a)[BTile::kCols / 4], Descriptor b) {
@@ -118,20 +133,35 @@ __device__ __forceinline__ void load_rows(uint32_t (&r)[Tile::kCols / 4], const 
     ldmatrix_x4(base + Tile::offset(row, col + lane / 16 * 8), &r[col / 4]);
 }
 
-template <>
-struct ListedTiles<true> {
+template <class Traits>
+struct WalkedTiles<Traits, true> {
+  struct OfWorkTile {
+    RowsOfMask rows;
+    SeenKeys seen = {};
+    bool last = false;  // of the list
+  };
+
   template <class C>
-  static __device__ __forceinline__ KeysOfTile<true> begin(const C& c) {
+  static __device__ __forceinline__ OfWorkTile begin(const C& c) {
     static_assert(C::kDescribeUnderScores, "the work tile is still there");
     const WorkTile& work = c.tiles.tile();
-    return {{c.params.mask, work.sequence.batch, work.head_group, work.query,
+    return {{kernel_params(c.params).mask, work.sequence.batch, work.head_group, work.query,
              c.warpgroup * kWarpgroupRows + c.row, c.warpgroup * kWarpgroupThreads + c.thread}};
   }
   template <class C, class Tile>
   static __device__ __forceinline__ void read(const C& c, Tile& tile, int stage) {
     const MaskTile listed = noted_tile(c.shared.listed[stage]);
-    tile.listed.seen.template read<C::kTileN>(c.params.mask, tile.listed.rows, listed, c.warpgroup);
+    tile.walked.seen.template read<C::kTileN>(kernel_params(c.params).mask, tile.walked.rows,
+                                              listed, c.warpgroup);
     __syncwarp();  // before one lane releases the stage
+  }
+  template <class Tile>
+  static __device__ __forceinline__ int number(const Tile& tile) {
+    return tile.walked.seen.tile;
+  }
+  template <class C, class Tile>
+  static __device__ __forceinline__ void mask(const C&, Tile& tile) {
+    tile.walked.seen.apply(tile.view(), tile.scores);
   }
 
   // ---- lists of which a warpgroup passes over tiles: those that are half a block ----
@@ -148,7 +178,7 @@ struct ListedTiles<true> {
     wait(&c.shared.k_barriers.full[stage], c.k_state.phase, "k_full");
     issue_scores(c, tile, stage);
     if (C::kHoldQ && c.previous_q_is_held) c.release_q(1 - q_stage);
-    tile.listed.last = noted_tile(c.shared.listed[stage]).last();
+    tile.walked.last = noted_tile(c.shared.listed[stage]).last();
     read(c, tile, stage);
     meanwhile();
     wgmma_wait<0>();
@@ -207,11 +237,11 @@ struct ListedTiles<true> {
   // see after as many as fill the ring with the one before.
   template <class C, class Tile>
   static __device__ __forceinline__ bool find_tile(C& c, Tile& tile) {
-    for (int most = C::kStages - 1; !tile.listed.last; --most) {
+    for (int most = C::kStages - 1; !tile.walked.last; --most) {
       const int stage = c.k_state.stage;
       wait(&c.shared.k_barriers.full[stage], c.k_state.phase, "k_full");
       const MaskTile listed{unsigned(uniform(int(noted_tile(c.shared.listed[stage]).bits))), 0};
-      tile.listed.last = listed.last();
+      tile.walked.last = listed.last();
       if (listed.sees(c.warpgroup, listed.tile() % 2) || most == 0) return true;
       __syncwarp();
       release(&c.shared.k_barriers.empty[stage], c.thread);

@@ -14,16 +14,20 @@
 #pragma once
 
 #include "cuda/device/key_splits.hpp"
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/score/softmax.cuh"
-#include "cuda/sm90/forward/traits.cuh"
+#include "cuda/sm90/forward/consume.cuh"
+#include "cuda/sm90/forward/kernel_params.h"
+#include "cuda/sm90/forward/output_sums.cuh"
 
 namespace flash3::cuda::sm90 {
 
 // Shared memory of a split kernel.
-template <class WholeTiles, int kWarps>
-struct WithSplits<WholeTiles, kWarps, true> : WholeTiles {
-  KeySplit splits[kTileSlots];   // of the tiles in the ring
-  KeySplit warp_splits[kWarps];  // each consumer warp's
+template <class Common, ForwardConfig kRow>
+  requires(kRow.split)
+struct SharedOf<Common, kRow> : Common {
+  KeySplit splits[kTileSlots];                // of the tiles in the ring
+  KeySplit warp_splits[4 * kRow.warpgroups];  // each consumer warp's
 };
 
 // Waits until what lay before in the slot of split number i has been merged.
@@ -31,7 +35,7 @@ template <class Traits>
 __device__ __forceinline__ void wait_for_slot(const SplitSlots& slots, int i) {
   const int* const freed = &slots.freed[i & slots.mask];
   const int least = (i >> slots.bits) * Traits::kWarpgroups;
-  if (least > 0) wait_until_at_least(freed, least, "split_slot_free");
+  if (least > 0) wait_until([&] { return load_acquire(freed) >= least; }, "split_slot_free", least);
 }
 
 // Writes split number i of the launch, of the sequence at this place of the list, when its slot is
@@ -40,7 +44,7 @@ template <class Traits>
 __device__ __forceinline__ void write_split(const ForwardParams& params, int i, int place,
                                             WorkTile& work, KeySplit& split) {
   const TileSchedule& schedule = params.schedule;
-  const SplitSlots& slots = params.splits;
+  const SplitSlots& slots = kernel_params(params).splits;
   const SequenceList& list = schedule.sequences;
   if (place >= list.count) {
     work.valid = false;
@@ -232,6 +236,45 @@ struct SplitRows {
       softmax.row_max[h] = max[h];
       softmax.row_sum[h] = thread % 4 == 0 ? sum[h] : 0.f;  // of the quad
       softmax.row_largest[h] = largest ? sum[h] : -kInfinity;
+    }
+  }
+};
+
+template <class Traits>
+struct FinishedRows<Traits, true> {
+  template <class Consumer>
+  static __device__ __forceinline__ SplitRows<Traits> split(const Consumer& c) {
+    return {kernel_params(c.params).splits, c.shared.warp_splits[c.warp], c.warpgroup, c.thread};
+  }
+  // Notes the split of the work tile.
+  template <class Consumer, class Tiles>
+  static __device__ __forceinline__ void note(const Consumer& c, const Tiles& source) {
+    if (c.thread % 32 == 0) c.shared.warp_splits[c.warp] = c.shared.splits[source.stage()];
+  }
+  template <class Consumer>
+  static __device__ __forceinline__ void pass(const Consumer& c) {
+    split(c).free();
+  }
+
+  float unit[2] = {1.f, 1.f};  // of O
+
+  template <class Consumer, class Tile>
+  __device__ __forceinline__ void begin(const Consumer&, Tile& tile,
+                                        const typename Traits::KvState& last_v, float (&)[2],
+                                        float (&)[2]) {
+    tile.operands.scale_normalisation(unit, last_v);
+  }
+  template <class Consumer, class Tile, class Store>
+  __device__ __forceinline__ void finish(const Consumer& c, Tile& tile, float (&inverse_sum)[2],
+                                         float (&lse)[2], const Store& store) {
+    const bool is_whole = split(c).merge(tile.softmax, tile.output, unit);
+    tile.softmax.finish(inverse_sum, lse);
+    if (is_whole) add_sinks(c.params, c.output(), c.row, inverse_sum, lse);
+    inverse_sum[0] *= unit[0], inverse_sum[1] *= unit[1];
+    if (is_whole) {
+      tile.softmax.scale_rows(tile.output, inverse_sum);
+      store_rows(c.params, c.output(), c.row, tile.softmax, lse);
+      store();
     }
   }
 };

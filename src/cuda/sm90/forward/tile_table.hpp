@@ -4,7 +4,7 @@
 // by the lines that begin with {.head_dim.
 #pragma once
 
-#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/forward/limits.hpp"
 
 namespace flash3::cuda::sm90 {
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/sm90/device/mask_tile.cuh"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/scheduler.cuh"
 #include "cuda/sm90/device/tile.cuh"
@@ -82,12 +81,14 @@ __device__ __forceinline__ void as_constant_then(int i, const First& first, cons
   }
 }
 
+// What every kernel is launched with: ForwardParams, and more for other rows (kernel_params.h).
+struct ForwardKernelParams;
+
 // The constants that all kernels have in common.
 template <ForwardConfig kRow, Element kElement_>
 struct ForwardConstants {
   static constexpr Element kElement = kElement_;
   static constexpr ForwardConfig kConfig = kRow;
-  static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr bool kBand = kConfig.band;
   static constexpr bool kLists = kConfig.lists;
   static constexpr bool kSplit = kConfig.split;
@@ -101,23 +102,26 @@ struct ForwardConstants {
   // The band's edge then crosses key tiles that only other warpgroups see.
   static constexpr bool kSkipMaskedTiles = kBand && kTileN < kTileM;
   // A key tile is half of a listed block, of which a warpgroup's queries may see nothing.
-  static constexpr bool kPassesTiles = kLists && kTileN < kMaskBlock;
+  static constexpr bool kPassesTiles = kLists && kTileN < kTileM;
   // Products of few keys read K as fast as shared memory gives it: Q comes from registers.
   static constexpr bool kQInRegisters = kPassesTiles && kConfig.head_dim <= 128;
   static constexpr int kQRegisters = kQInRegisters ? kConfig.head_dim / 4 : 1;
   // Short sequences may share a tile; FP8: a tile's keys have one scale.
   static constexpr bool kSlots = kConfig.operands == Operands::k16Bit;
 
+  using Params = ForwardKernelParams;
   using PingPong = PingPongBarrier<kWarpgroups, ForwardBarrier::kPingPong>;
   using KvState = PipelineState<kStages>;
   using QState = PipelineState<kQStages>;
 };
 
-// Shared memory: that of a split kernel has more behind that of any other (split.cuh).
-template <class WholeTiles, int kWarps, bool kSplit>
-struct WithSplits;
-template <class WholeTiles, int kWarps>
-struct WithSplits<WholeTiles, kWarps, false> : WholeTiles {};
+// Shared memory: that of split kernels and of those that walk lists has more behind that of any
+// other (split.cuh, list_place.cuh).
+template <class Common, ForwardConfig kRow>
+struct SharedOf;
+template <class Common, ForwardConfig kRow>
+  requires(!kRow.split && !kRow.lists)
+struct SharedOf<Common, kRow> : Common {};
 
 template <ForwardConfig kRow, Element kElement>
 struct ForwardTraits : ForwardConstants<kRow, kElement> {
@@ -130,7 +134,7 @@ struct ForwardTraits : ForwardConstants<kRow, kElement> {
   using VTile = SharedTile<kTileN, kConfig.head_dim_v>;
   using OutTile = SharedTile<kWarpgroupRows, kConfig.head_dim_v>;  // in the place of QTile
 
-  struct WholeTiles {
+  struct Common {
     uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];
@@ -142,9 +146,7 @@ struct ForwardTraits : ForwardConstants<kRow, kElement> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
     uint64_t v_loaded;                             // but not cleared yet
   };
-  using Shared = WithSplits<WithListed<WholeTiles, MaskTile, kStages, kConfig.lists>,
-                            4 * kWarpgroups, kConfig.split>;
-  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+  using Shared = SharedOf<Common, kRow>;
 };
 
 }  // namespace flash3::cuda::sm90

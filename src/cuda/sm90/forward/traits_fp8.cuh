@@ -3,6 +3,7 @@
 // which the producer transposes (load_fp8.cuh), and the scales of Q, K and V.
 #pragma once
 
+#include "cuda/sm90/forward/params_fp8.h"
 #include "cuda/sm90/forward/traits.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -47,15 +48,16 @@ struct Fp8Traits : ForwardConstants<kRow, kElement> {
   using RawVTile = SharedTile<kTileN / kRawParts, kConfig.head_dim_v, 1>;  // as it lies in memory
   using VTile = SharedTile<kConfig.head_dim_v, transposed_v_cols(kTileN), 1>;  // transposed
   using RawState = PipelineState<kRawStages>;
+  static constexpr bool kTransposesAhead = kRawParts > 1 && RawVTile::kRows % 64 == 0;
 
   static constexpr bool kRowScales = kConfig.row_scales();
   using QScales = QueryScales<kRowScales>;
 
-  static constexpr bool kTwoLevel = kConfig.two_level, kSharedSums = kConfig.sums_in_shared();
+  static constexpr bool kTwoLevel = kConfig.two_level, kSharedSums = sums_in_shared(kConfig);
 
   // The sums come first: they keep the tiles' alignment of 1024 bytes, and may be empty.
-  struct WholeTiles : SharedFactors<kWarpgroups, kTwoLevel>,
-                      SharedSums<kWarpgroups, kConfig.head_dim_v, kSharedSums> {
+  struct Common : SharedFactors<kWarpgroups, kTwoLevel>,
+                  SharedSums<kWarpgroups, kConfig.head_dim_v, kSharedSums> {
     uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];
@@ -72,9 +74,7 @@ struct Fp8Traits : ForwardConstants<kRow, kElement> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];              // what each row sees
     uint64_t v_loaded;                                         // but not cleared yet
   };
-  using Shared = WithSplits<WithListed<WholeTiles, MaskTile, kStages, kConfig.lists>,
-                            4 * kWarpgroups, kConfig.split>;
-  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+  using Shared = SharedOf<Common, kRow>;
 };
 
 }  // namespace flash3::cuda::sm90

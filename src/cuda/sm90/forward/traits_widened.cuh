@@ -24,7 +24,7 @@ struct WidenedTraits : ForwardConstants<kRow, kElement> {
   using RawVTile = SharedTile<kRawRows, kConfig.head_dim_v, 1>;
   using RawState = PipelineState<kRawStages>;
 
-  struct WholeTiles {
+  struct Common {
     uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];
@@ -42,8 +42,7 @@ struct WidenedTraits : ForwardConstants<kRow, kElement> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
     uint64_t v_loaded;                             // but not cleared yet
   };
-  using Shared = WithSplits<WholeTiles, 4 * kWarpgroups, kConfig.split>;
-  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+  using Shared = SharedOf<Common, kRow>;
   static_assert(kConfig.raw_bytes() % 1024 == 0, "what the swizzle repeats after");
 };
 

@@ -90,24 +90,6 @@ __device__ __forceinline__ void note_keys(const ForwardParams& params, const Wor
   }
 }
 
-// Adds kCount quads of earlier output, from quad `first` on, each with its row's factor: a quad is
-// two columns of each of a thread's two rows. load(i): quad i.
-template <int kCount, int N, class Load>
-__device__ __forceinline__ void add_quads(float (&r_o)[N], int first, float upper, float lower,
-                                          const Load& load) {
-  float4 x[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = load(first + i);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    float* const o = &r_o[4 * (first + i)];
-    o[0] = fmaf(x[i].x, upper, o[0]);
-    o[1] = fmaf(x[i].y, upper, o[1]);
-    o[2] = fmaf(x[i].z, lower, o[2]);
-    o[3] = fmaf(x[i].w, lower, o[3]);
-  }
-}
-
 // ---- the output and what else is of rows, and what 16-bit and FP8 kernels store alike ----
 
 // A row is counted from the warpgroup's first.
@@ -194,6 +176,36 @@ __device__ __forceinline__ void store_empty(const ForwardParams& params, const W
   const float lse = has_sink ? load_sink(params.sink, output.head(row)) : -kInfinity;
   output.store<true>(row, {lse, -kInfinity});
 }
+
+// What becomes of rows whose last product is under way, and of those of a work tile without keys.
+// split.cuh has what they become where blocks share a work tile.
+template <class Traits, bool kSplit = Traits::kSplit>
+struct FinishedRows;
+template <class Traits>
+struct FinishedRows<Traits, false> {
+  template <class Consumer, class Tiles>
+  static __device__ __forceinline__ void note(const Consumer&, const Tiles&) {}
+  template <class Consumer>
+  static __device__ __forceinline__ void pass(const Consumer&) {}
+
+  // Under the product, with V of last_v.
+  template <class Consumer, class Tile>
+  __device__ __forceinline__ void begin(const Consumer& c, Tile& tile,
+                                        const typename Traits::KvState& last_v,
+                                        float (&inverse_sum)[2], float (&lse)[2]) {
+    tile.softmax.finish(inverse_sum, lse);
+    add_sinks(c.params, c.output(), c.row, inverse_sum, lse);
+    store_rows(c.params, c.output(), c.row, tile.softmax, lse);
+    tile.operands.scale_normalisation(inverse_sum, last_v);
+  }
+  // When O is there.
+  template <class Consumer, class Tile, class Store>
+  __device__ __forceinline__ void finish(const Consumer&, Tile& tile, float (&inverse_sum)[2],
+                                         float (&)[2], const Store& store) {
+    tile.softmax.scale_rows(tile.output, inverse_sum);
+    store();
+  }
+};
 
 // Key tiles of a work tile, from one warpgroup's point of view.
 struct KeyTileRanges {

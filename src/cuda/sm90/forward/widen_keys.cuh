@@ -78,7 +78,7 @@ __device__ __forceinline__ void widen_tile(typename Traits::Shared& shared,
         uint32_t(__cvta_generic_to_shared(shared.raw[from.stage])),
         uint32_t(__cvta_generic_to_shared(wide[to.stage])) +
             part * Traits::kRawRows * Tile::kRowBytes,
-        hide_from_optimizer(uint32_t(thread)));
+        uint32_t(hide_from_optimizer(thread)));
     arrive(&shared.raw_barriers.empty[from.stage]);
   }
   fence_shared_for_async_proxy();

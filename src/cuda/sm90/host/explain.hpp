@@ -21,7 +21,7 @@ void explain_copy(const char* name, const PackedCopy& copy, Explanation* out);
 // What a block takes. Config: a row of a tile table. more_registers: of other roles.
 template <class Config>
 void explain_block(const Config& config, Explanation* out, const std::string& more_registers = "") {
-  out->add("shared memory", std::to_string(config.shared_bytes()) + " bytes a block");
+  out->add("shared memory", std::to_string(shared_memory_bytes(config)) + " bytes a block");
   out->add("registers", std::to_string(config.producer_registers()) + " a producer thread, " +
                             std::to_string(config.consumer_registers()) + " a consumer thread" +
                             more_registers);

@@ -9,7 +9,6 @@
 #include "core/message.hpp"
 #include "core/problem.hpp"
 #include "cuda/device/score/softcap.hpp"
-#include "cuda/device/sequence.hpp"
 #include "cuda/device/types.hpp"
 #include "cuda/host/element_type.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"

@@ -2,7 +2,7 @@
 // Brings the queries of an item into shared memory: the latent parts, then the rope parts.
 #pragma once
 
-#include "cuda/device/ptx/copies.cuh"
+#include "cuda/device/ptx/async_copies.cuh"
 #include "cuda/sm90/decode/latent/traits.cuh"
 #include "cuda/sm90/decode/queries.cuh"
 

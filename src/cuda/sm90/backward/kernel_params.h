@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a backward kernel is launched with: one structure for all, of which each reads what its row
+// needs. Host and device.
+#pragma once
+
+#include "core/mask_lists.hpp"
+#include "cuda/sm90/backward/params.h"
+
+namespace flash3::cuda::sm90 {
+
+struct BackwardKernelParams : BackwardParams {
+  MaskMemory mask;  // only of a kernel that walks lists
+};
+
+// The roles of such kernels have what all kernels' roles have.
+FLASH3_HOST_DEVICE constexpr const BackwardKernelParams& kernel_params(
+    const BackwardParams& params) {
+  return static_cast<const BackwardKernelParams&>(params);
+}
+
+}  // namespace flash3::cuda::sm90

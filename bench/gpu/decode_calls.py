@@ -19,7 +19,8 @@ class Pool:
 
     def __init__(self, points, device):
         def normal(dtype):
-            elements = max(point.buffers * point.rows * point.heads_k * point.dim_v for point in points if point.dtype == dtype)
+            elements = max(point.caches * point.rows * point.heads_k * (point.dim_v + point.dim * (point.listed > 0)) for point in points
+                           if point.dtype == dtype)
             return [torch.empty(elements, device=device, dtype=torch.bfloat16).normal_().to(DTYPES[dtype]) for _ in range(2)]
 
         self.tensors = {dtype: normal(dtype) for dtype in {point.dtype for point in points}}
@@ -30,8 +31,12 @@ class Pool:
 
         def of(x, dim):
             elements = point.rows * point.heads_k * dim
-            return [x[i * elements:(i + 1) * elements].view(*layout, point.heads_k, dim) for i in range(point.buffers)]
+            return [x[i * elements:(i + 1) * elements].view(*layout, point.heads_k, dim) for i in range(point.caches)]
 
+        if point.listed:  # a row is v and then k
+            both = of(self.tensors[point.dtype][0], point.dim_v + point.dim)
+            both = [both[i % len(both)] for i in range(point.buffers)]
+            return [x[..., point.dim_v:] for x in both], [x[..., :point.dim_v] for x in both]
         return [of(x, dim) for x, dim in zip(self.tensors[point.dtype], (point.dim, point.dim_v))]
 
 
@@ -57,10 +62,13 @@ class Inputs:
         self.packed_qv = queries(point.dim_latent) if point.dim_latent else None
         self.qv = in_batch(self.packed_qv) if point.dim_latent else None
         self.lengths_k, self.cu_seqlens_q, self.max_q = int32(point.lengths_k), int32(point.cu_seqlens_q), max(point.lengths_q)
-        self.table = None
-        if point.page:
+        self.tables = [None] * point.buffers
+        if point.listed:
+            self.tables = [torch.stack([torch.randperm(point.ctx, device=device)[:point.listed] for _ in range(point.batch)]).to(torch.int32)
+                           for _ in range(point.buffers)]
+        elif point.page:
             pages = torch.randperm(point.batch * point.pages_per_sequence, device=device)
-            self.table = pages.view(point.batch, -1).to(torch.int32)
+            self.tables = [pages.view(point.batch, -1).to(torch.int32)] * point.buffers
 
     @property
     def most_keys(self):
@@ -70,9 +78,9 @@ class Inputs:
     def keys_and_values(self, sequence, buffer):
         """[keys, heads_k, dim] each, of those that count."""
         n = self.point.lengths_k[sequence]
-        if self.table is None:
+        if self.tables[buffer] is None:
             return self.k[buffer][sequence, :n], self.v[buffer][sequence, :n]
-        pages = self.table[sequence].long()
+        pages = self.tables[buffer][sequence].long()
         return [x[buffer].view(torch.uint8)[pages].view(x[buffer].dtype).flatten(0, 1)[:n] for x in (self.k, self.v)]
 
     def reference(self, sequence, buffer):
@@ -106,15 +114,15 @@ class Inputs:
 
 def flash3(point, x):
     import flash3
-    options = {"seqused_k": x.lengths_k, "page_table": x.table, "causal": True, "qv": x.qv, "softmax_scale": x.scale}
+    options = {"seqused_k": x.lengths_k, "causal": True, "qv": x.qv, "softmax_scale": x.scale}
     if point.is_packed:
         options |= {"cu_seqlens_q": x.cu_seqlens_q, "max_seqlen_q": x.max_q}
-    schedule = flash3.kv_cache_schedule(x.q, x.k[0], x.v[0], **options)
+    schedule = flash3.kv_cache_schedule(x.q, x.k[0], x.v[0], page_table=x.tables[0], **options)
 
-    def on(k, v):
-        return lambda: flash3.attention_with_kv_cache(x.q, k, v, schedule=schedule, **options)
+    def on(k, v, table):
+        return lambda: flash3.attention_with_kv_cache(x.q, k, v, page_table=table, schedule=schedule, **options)
 
-    return [on(k, v) for k, v in zip(x.k, x.v)]
+    return [on(*buffer) for buffer in zip(x.k, x.v, x.tables)]
 
 
 def fa3_operators(point):
@@ -137,15 +145,15 @@ def fa3(point, x):
     if point.is_packed:
         packed["max_seqlen_q"] = x.max_q
 
-    def on(k, v):
+    def on(k, v, table):
         def call():
-            operators.fwd(x.q, k, v, out=out, seqused_k=x.lengths_k, page_table=x.table, is_causal=True,
+            operators.fwd(x.q, k, v, out=out, seqused_k=x.lengths_k, page_table=table, is_causal=True,
                           scheduler_metadata=metadata, num_splits=0, q_v=x.qv, softmax_scale=x.scale, **packed)
             return out
 
         return call
 
-    return [on(k, v) for k, v in zip(x.k, x.v)]
+    return [on(*buffer) for buffer in zip(x.k, x.v, x.tables)]
 
 
 @functools.cache
@@ -170,7 +178,7 @@ def cudnn(point, x):
              "seq_len_kv": lengths_k}
     options = {"use_padding_mask": True, "attn_scale": 1 / math.sqrt(point.dim), "compute_data_type": f32}
     if point.page:
-        table = x.table.view(point.batch, 1, -1, 1)
+        table = x.tables[0].view(point.batch, 1, -1, 1)
         given |= {"paged_attention_k_table": table, "paged_attention_v_table": table}
         options["paged_attention_max_seq_len_kv"] = x.most_keys
     if point.queries > 1:

@@ -6,7 +6,7 @@ through the package nvidia-cudnn-frontend.
     PYTHONPATH=build/release/python python3 -m bench.gpu.decode_peers --fa3 FILE --fa3-build TEXT --json bench/results/decode_peers_h200.json
     python3 -m bench.gpu.decode_peers --list [--filter REGEX]
 
-bf16, and q, k and v in e4m3 without scales; N(0,1), lengths in seqused_k, page tables that are random permutations. A sample replays a CUDA graph for 5 ms at least; the graph is a call
+bf16, and q, k and v in e4m3 without scales; N(0,1), lengths in seqused_k, page tables that are random permutations; of "sparse" points random keys of one cache. A sample replays a CUDA graph for 5 ms at least; the graph is a call
 for each of several buffers in a row, so many that keys and values take 640 MB and no cache holds them, and four calls at least. Schedules, metadata and plans are made
 before, as engines make them once a step. Samples of all libraries rotate; the median counts. What the graph leaves is checked for two
 sequences against float32; a library that errs by more than 2 % (e4m3: 5 %) has no time. Bytes are those of keys and values that count, read once.
@@ -138,7 +138,7 @@ def measure_point(gpu, decode, point, pool, args, lost, peak):
     with gpu.Sensors() as sensors:
         ms = gpu.measure(replays, args.samples, SAMPLE_MS) if replays else {}
     about = {name: getattr(point, name) for name in ("kind", "batch", "ctx", "queries", "heads", "heads_k", "dim", "dim_v", "page", "dtype",
-                                                     "buffers", "kv_bytes")}
+                                                     "listed", "buffers", "kv_bytes")}
     return {"case": point.case, **about, **figures(point, ms, peak), "error": errors, "sm_mhz": sensors.mhz, "watts": sensors.watts,
             "refused": refused | lost}
 

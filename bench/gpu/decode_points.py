@@ -22,14 +22,15 @@ class CachePoint:
     dim: int = 128
     queries: int = 1
     page: int = 0  # keys of a page; 0: dense
-    kind: str = "decode"  # or "ragged", lengths from ctx / 64 to ctx; "chunked", a part of a prompt; "mixed", a half of each
+    kind: str = "decode"  # or "ragged", lengths from ctx / 64 to ctx; "chunked", a part of a prompt; "mixed", a half of each; "sparse"
     dtype: str = "bf16"  # of q, k and v
     dim_latent: int = 0  # latent attention: v has so many dims, and q a second part that meets v
+    listed: int = 0  # of "sparse": keys that each query's list has, of one cache of ctx keys for all; pages of one key, k and v side by side
 
     @property
     def case(self):
         ctx = f"{self.ctx // K}k" if self.ctx % K == 0 else f"{self.ctx}"
-        queries = [f"q{self.queries}"] * (self.queries > 1)
+        queries = [f"q{self.queries}"] * (self.queries > 1) + [f"list{self.listed}"] * (self.listed > 0)
         layout = f"p{self.page}" if self.page else "dense"
         dtype = [self.dtype] * (self.dtype != "bf16")
         dims = f"d{self.dim}x{self.dim_latent}" if self.dim_latent else f"d{self.dim}"
@@ -48,7 +49,7 @@ class CachePoint:
     def lengths_k(self):
         """Log-uniform where ragged, the same each time; the first is the longest."""
         if self.kind != "ragged":
-            return [self.ctx] * self.batch
+            return [self.listed or self.ctx] * self.batch
         uniform = uniforms(self.batch)
         drawn = [max(self.queries, math.floor(self.ctx * 64 ** -next(uniform))) for _ in range(self.batch - 1)]
         return [self.ctx, *drawn]
@@ -69,11 +70,13 @@ class CachePoint:
 
     @property
     def pages_per_sequence(self):
-        return -(-self.ctx // self.page)
+        return -(-(self.listed or self.ctx) // self.page)
 
     @property
     def rows(self):
         """The rows of one buffer's cache."""
+        if self.listed:
+            return self.ctx
         return self.batch * (self.pages_per_sequence * self.page if self.page else self.ctx)
 
     @property
@@ -95,6 +98,11 @@ class CachePoint:
     @property
     def buffers(self):
         return max(1, math.ceil(SPAN / self.kv_bytes))
+
+    @property
+    def caches(self):
+        """The caches of the buffers: as many as there are, but lists have one cache for several buffers, each with its own lists."""
+        return min(self.buffers, math.ceil(SPAN / (self.rows * self.row_bytes))) if self.listed else self.buffers
 
     @property
     def calls(self):
@@ -133,4 +141,7 @@ def cache_suite():
     for heads in (128, 16):
         for batch, ctx in ((1, 16), (16, 4), (64, 4), (64, 16), (128, 4)):
             points += both(batch, ctx * K, heads, 1, dim=64, dim_latent=512)
+    # A token of vLLM's sparse MLA is a sequence of one query, whose pages are its list.
+    points += [CachePoint(batch, 128 * K, heads, 1, dim=64, dim_latent=512, page=1, kind="sparse", listed=2 * K)
+               for batch in (1, 16, 128) for heads in (128, 16)]
     return points

@@ -16,7 +16,8 @@ SMALL = [dict(batch=3, ctx=200), dict(batch=2, ctx=333, page=16), dict(batch=1, 
          dict(batch=4, ctx=300, kind="ragged", page=64), dict(batch=2, ctx=260, kind="chunked", queries=50),
          dict(batch=4, ctx=130, kind="mixed", queries=20), dict(batch=5, ctx=130, kind="mixed", queries=20, page=16, dim=128),
          dict(batch=6, ctx=200, dtype="e4m3"), dict(batch=2, ctx=333, page=16, queries=2, dtype="e4m3"),
-         dict(batch=2, ctx=90, page=16, queries=2, heads=4, heads_k=1, dim_latent=128)]
+         dict(batch=2, ctx=90, page=16, queries=2, heads=4, heads_k=1, dim_latent=128),
+         dict(batch=3, ctx=400, page=1, heads=4, heads_k=1, dim_latent=128, kind="sparse", listed=50)]
 
 
 ERROR = {"bf16": 0.005, "e4m3": 0.03}  # weights in e4m3
@@ -43,7 +44,8 @@ def test_calls(scripts, device, sizes, name):
     point = small(points, sizes)
     x = calls.Inputs(point, calls.Pool([point], device))
     made = calls.MAKERS[name](point, x)
-    assert len(made) == point.buffers == len({k.data_ptr() for k in x.k})
+    assert len(made) == point.buffers == len({(k.data_ptr(), point.listed and table.data_ptr()) for k, table in zip(x.k, x.tables)})
+    assert len({k.data_ptr() for k in x.k}) == point.caches
     outs = []
     for buffer in {0, point.buffers - 1}:
         out = made[buffer]()
@@ -63,7 +65,7 @@ def test_reference_is_attention(scripts):
     point = small(points, dict(batch=3, ctx=150, kind="ragged", queries=5, page=16))
     x = calls.Inputs(point, calls.Pool([point], "cpu"))
     for sequence, n in enumerate(point.lengths_k):
-        k, v = (torch.cat([cache[0][page] for page in x.table[sequence]])[:n] for cache in (x.k, x.v))
+        k, v = (torch.cat([cache[0][page] for page in x.tables[0][sequence]])[:n] for cache in (x.k, x.v))
         seen = torch.arange(n) <= torch.arange(5)[:, None] + n - 5
         q, k, v = (t.float().transpose(0, 1) for t in (x.q[sequence], k, v))
         wanted = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, enable_gqa=True)[0]

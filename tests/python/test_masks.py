@@ -54,6 +54,13 @@ def of_blocks():
     return masks.blocks(counts, indices, 64, 64), seen[:150, :270]
 
 
+def of_blocks_with_sizes():
+    seen, sizes = torch.rand(2, 4, 3, 5) < 0.6, torch.tensor([64, 20, 64, 0, 14])
+    source = masks.blocks(seen, None, 64, 64, block_sizes=sizes, seq_q=150, seq_k=270)
+    keys = torch.arange(270)
+    return source, seen[:, :, torch.arange(150) // 64][..., keys // 64] & (keys % 64 < sizes[keys // 64])
+
+
 def of_bits():
     bits = torch.randint(0, 256, (2, 1, 150, 34), dtype=torch.uint8)
     seen = (bits[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten(-2)[..., :270]
@@ -70,7 +77,7 @@ def of_mask_mod():
 
 MASKS = {"dense": lambda: of_dense(torch.rand(2, 4, 150, 270) < 0.3), "shared": lambda: of_dense(torch.rand(150, 270) < 0.3),
          "bytes": lambda: of_dense(torch.randint(0, 3, (1, 4, 150, 270), dtype=torch.uint8)), "ranges": of_ranges,
-         "documents": of_documents, "blocks": of_blocks, "bits": of_bits, "bit blocks": of_mask_mod}
+         "documents": of_documents, "blocks": of_blocks, "block sizes": of_blocks_with_sizes, "bits": of_bits, "bit blocks": of_mask_mod}
 
 
 @pytest.mark.parametrize("is_made", (False, True))

@@ -280,12 +280,8 @@ def test_what_it_does_not_do_is_refused_by_name(implementation):
         other.train()(tokens)
 
 
-def test_masks_of_the_models_own_are_refused():
+def test_attention_weights_are_refused():
     q = torch.randn(1, 2, 4, 8)
-    with pytest.raises(NotImplementedError, match="of shape .1, 1, 4, 4."):
-        integration.attention_forward(torch.nn.Module(), q, q, q, torch.zeros(1, 1, 4, 4))
-    with pytest.raises(NotImplementedError, match="mask_function"):
-        integration.make_mask(1, 4, 4, use_vmap=True)
     with pytest.raises(NotImplementedError, match="output_attentions"):
         integration.attention_forward(torch.nn.Module(), q, q, q, None, output_attentions=True)
 

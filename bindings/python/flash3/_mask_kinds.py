@@ -3,6 +3,7 @@
 import torch
 
 from . import _mask_ranges
+from ._mask_block_sizes import with_block_sizes
 from ._mask_sources import Band, MaskSource
 from ._options import int64_of
 
@@ -180,8 +181,8 @@ def check_block(name, size):
     return int(size)
 
 
-def blocks(counts, indices=None, block_rows=128, block_keys=128, *, seq_q=None, seq_k=None, causal=False, window=None, chunk=0,
-           mask_alignment="bottom_right"):
+def blocks(counts, indices=None, block_rows=128, block_keys=128, *, block_sizes=None, seq_q=None, seq_k=None, causal=False, window=None,
+           chunk=0, mask_alignment="bottom_right"):
     """Whole blocks of block_rows queries by block_keys keys, as block-sparse attention for video and long contexts selects them.
 
     Args:
@@ -191,7 +192,11 @@ def blocks(counts, indices=None, block_rows=128, block_keys=128, *, seq_q=None, 
         indices: the dimensions of counts and a fourth: the numbers of the blocks, in any order. Entries after the count are not read. A
             number that is no block is skipped, a count above the dimension is clamped to it, and a negative one means 0.
         block_rows, block_keys: positive multiples of 8.
-        seq_q, seq_k: queries and keys; None: those of the call.
+        block_sizes: [blocks of keys] or [1 or batch, blocks of keys] integers: how many of each block's keys are tokens, which are its first
+            ones; the others are seen by no query. Clamped to 0 and block_keys. None: all. Video sparse attention calls them
+            variable_block_sizes. Where block_rows and block_keys are multiples of 64, this takes 32 KiB for each 128 keys, and another 4 bytes
+            for each 128 queries by 128 keys; otherwise the blocks are evaluated pair by pair, in parts.
+        seq_q, seq_k: queries and keys; None: those of the call, or with block_sizes of all blocks.
         causal, window, chunk, mask_alignment: as in flash3.attention, and with the blocks.
 
     Raises:
@@ -215,7 +220,7 @@ def blocks(counts, indices=None, block_rows=128, block_keys=128, *, seq_q=None, 
                       block_keys=block_keys, band=Band.of(causal, window, chunk, mask_alignment),
                       seq_q=None if seq_q is None else size_of("seq_q", seq_q), seq_k=None if seq_k is None else size_of("seq_k", seq_k))
     made.check_blocks()
-    return made
+    return made if block_sizes is None else with_block_sizes(made, integers("block_sizes", block_sizes, made.device))
 
 
 def dense(mask, *, causal=False, window=None, chunk=0, mask_alignment="bottom_right"):

@@ -50,8 +50,10 @@ def _source(attn_mask, batch, seq_q, seq_k):
     return MaskSource("dense", dense=x.view(torch.uint8), seq_q=seq_q, seq_k=seq_k)
 
 
-def mask_of(attn_mask, q, k):
+def mask_of(attn_mask, q, k, as_bool=lambda x: x):
     """The Mask of an attn_mask, kept with the tensor, or with that of which it is a view, for as long as it is unchanged.
+
+    as_bool: makes a tensor of bool of it, always the same function for a dtype.
 
     It has room for all blocks, an eighth of a byte for each pair, so that nothing is waited for. While a CUDA graph is captured it is made
     anew: the graph then makes it again of what the tensor holds each time.
@@ -59,10 +61,10 @@ def mask_of(attn_mask, q, k):
     batch, (seq_q, seq_k) = q.shape[:-3], (q.shape[-2], k.shape[-2])
 
     def made():
-        return _source(attn_mask, batch, seq_q, seq_k).make(max_blocks=0)
+        return _source(as_bool(attn_mask), batch, seq_q, seq_k).make(max_blocks=0)
 
     if attn_mask.is_cuda and torch.cuda.is_current_stream_capturing():
         return made()
     owner = attn_mask if attn_mask._base is None else attn_mask._base
-    view = attn_mask.storage_offset(), attn_mask.shape, attn_mask.stride()
+    view = attn_mask.dtype, attn_mask.storage_offset(), attn_mask.shape, attn_mask.stride()
     return kept(owner, (owner,), (view, batch, seq_q, seq_k, kept_on(attn_mask.device, "attn_mask", attn_mask)), made)

@@ -3,13 +3,20 @@
 
 transformers describes a mask by a function of indices, a padding mask, and where queries and keys lie in the sequence. make_mask
 takes them and gives a Mask, which the model hands to its attention layers unseen. It is all that they know: the mask that eager
-attention would add is not guessed from anything else, and what flash3 cannot represent raises NotImplementedError here.
+attention would add is not guessed from anything else. What the options of flash3.attention say becomes options; any other mask becomes
+one as data (flash3.masks), from the same function of indices. So does a tensor of four dimensions, of_tensor(), which a model or its
+caller has made.
 """
 from typing import NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from transformers import masking_utils
+
+from .. import _mask_rows
+from .._mask import Mask as MaskAsData
+from .._mask_sources import MaskSource, of_rows
+from .._sdpa_mask import mask_of, why_not_shape
 
 # What transformers makes of several masks; here, since torch.compile does not trace the import of a lazy module.
 _OR_MASKS = masking_utils.or_masks().__code__
@@ -29,6 +36,7 @@ class Mask(NamedTuple):
     back_q: Optional[torch.Tensor] = None
     order_k: Optional[torch.Tensor] = None
     cu_seqlens: Optional[torch.Tensor] = None  # of packed sequences, one row of the batch after the other
+    data: Optional[MaskAsData] = None  # all of it, where the others cannot say it
 
     # generate() makes masks before it calls a compiled model, and treats them as the tensors of four dimensions that others are.
     ndim = 4
@@ -48,6 +56,9 @@ class _Band(NamedTuple):
 
     def to(self, device):
         return self
+
+    def __bool__(self):
+        raise TypeError("the truth of a mask of many pairs")
 
     def __and__(self, other):
         return _Band(_least(self.left, other.left), _least(self.right, other.right), self.packed or other.packed,
@@ -109,6 +120,9 @@ class _Index:
 
     __hash__ = None
 
+    def __bool__(self):
+        raise TypeError("the truth of an index that stands for all")
+
 
 class _Difference:
     def __init__(self, a, b):
@@ -127,53 +141,73 @@ class _Distance(_Difference):
 
 
 def _band(mask_function):
-    """The band of a mask function of transformers."""
+    """The band of a mask function of transformers; None: it has none."""
     try:
         band = mask_function(_Index(False), _Index(False), _Index(False), _Index(True))
-        if not isinstance(band, _Band) or band.looked_up and not band.packed:
-            raise TypeError("no band")
-    except (TypeError, AttributeError) as error:
-        name = getattr(mask_function, "__qualname__", mask_function)
-        raise NotImplementedError(f"the model's mask function {name} is none of flash3's: those are causal or not, with a window or "
-                                  f"none, padding and packed sequences; {INSTEAD}") from error
-    return band
+    except (TypeError, AttributeError):
+        return None
+    return band if isinstance(band, _Band) and (band.packed or not band.looked_up) else None
 
 
-def _band_of_traced(mask_function, local_size, config):
-    """The same where torch.compile traces a mask function that may look into a tensor of sequences, which an _Index cannot."""
+def _is_traced_as_data(mask_function, local_size, config, use_vmap):
+    """Whether torch.compile traces a mask function that has blocks, chunks, or parts of the model's own, which an _Index cannot look into
+    there."""
     chunk = getattr(config, "attention_chunk_size", None)
-    if mask_function.__code__ is _OR_MASKS or local_size is not None and local_size == chunk:
-        raise NotImplementedError("the model's mask has blocks or chunks, which flash3.integrations.transformers does not do; "
-                                  f"{INSTEAD}")
-    return _Band(None if local_size is None else local_size - 1, 0, packed=True)
+    return torch.compiler.is_compiling() and \
+        (use_vmap or mask_function.__code__ is _OR_MASKS or local_size is not None and local_size == chunk)
+
+
+def _is_captured(device):
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _is_readable(x):
     """Whether values can be read on the host: not where torch.compile traces, or a CUDA graph is captured."""
-    return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not torch.compiler.is_compiling() and not _is_captured(x.device)
+
+
+def _is_computed_with(q_length, allow_is_causal_skip, config, allow_is_bidirectional_skip=None, **_):
+    """Whether the model asks for a mask to compute with, as to join it with that of another attention; what comes of it is for of_tensor()."""
+    if allow_is_bidirectional_skip is not None:
+        return not allow_is_bidirectional_skip
+    # With one query transformers asks for it in the name of each model whose cache torch.compile takes.
+    return not allow_is_causal_skip and (q_length > 1 or getattr(config, "model_type", None) == "t5gemma2_decoder")
 
 
 def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, use_vmap=False,
               allow_is_causal_skip=True, local_size=None, config=None, device="cpu", **more):
-    """A mask interface of transformers: what attention_forward gets as attention_mask.
+    """A mask interface of transformers: what attention_forward gets as attention_mask; a tensor if the model asks for one.
 
     On a GPU it waits for the device once if there is a padding mask, twice if that has padding, and once if sequences are packed:
-    for all layers together, and never where torch.compile traces or a CUDA graph is captured.
+    for all layers together, and never where torch.compile traces or a CUDA graph is captured. A mask as data of up to 32 Mi pairs is made
+    without waiting; a larger one waits for each part. torch.compile makes it outside of its graph.
     """
     if isinstance(attention_mask, Mask):  # generate() has made it
         return attention_mask
-    if use_vmap:
-        raise NotImplementedError("or_mask_function or and_mask_function is the model's own but flash3 does causal masks, windows, "
-                                  f"padding and packed sequences; {INSTEAD}")
     if attention_mask is not None and attention_mask.dim() != 2:
-        raise NotImplementedError(f"attention_mask.ndim = {attention_mask.dim()} but flash3 takes padding masks, [batch, seq_k]; "
-                                  f"{INSTEAD}")
-    # Where tracing transformers cannot look whether sequences are packed, and says so by the mask that it does not let skip.
-    if torch.compiler.is_compiling() and attention_mask is None and not allow_is_causal_skip and \
-            "allow_is_bidirectional_skip" not in more and q_length == kv_length:
-        band = _band_of_traced(mask_function, local_size, config)
-    else:
-        band = _band(mask_function)
+        raise NotImplementedError(f"attention_mask.ndim = {attention_mask.dim()} but it must be 2, padding [batch, seq_k], or 4, a mask "
+                                  f"[batch, heads, seq_q, seq_k]; {INSTEAD}")
+    mask = None
+    if not _is_traced_as_data(mask_function, local_size, config, use_vmap):
+        # Where tracing transformers cannot look whether sequences are packed, and says so by the mask that it does not let skip.
+        if torch.compiler.is_compiling() and attention_mask is None and not allow_is_causal_skip and \
+                "allow_is_bidirectional_skip" not in more and q_length == kv_length:
+            band = _Band(None if local_size is None else local_size - 1, 0, packed=True)
+        else:
+            band = _band(mask_function)
+        if band is not None and not (band.packed or use_vmap) and _is_computed_with(q_length, allow_is_causal_skip, config, **more):
+            return masking_utils.sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+                                           allow_is_causal_skip=False, device=device)
+        # Sequences that a model's own function tells apart need not be runs of tokens, nor those without padding.
+        if band is not None and not (band.packed and (use_vmap or attention_mask is not None)):
+            mask = _of_band(band, mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, device)
+    if mask is None:
+        mask = _as_data(mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, use_vmap, device)
+    return mask
+
+
+def _of_band(band, mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, device):
+    """The mask in options of flash3.attention; None: they cannot say it."""
     # A side that reaches beyond all keys bounds nothing.
     left, right = (None if side is None or 0 < side >= kv_length - 1 else side for side in (band.left, band.right))
     causal = right == 0
@@ -185,12 +219,69 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
         return mask if attention_mask is None else _without_padding_keys(mask, _padding(attention_mask, kv_length, kv_offset))
     place = _Place(batch_size, q_length, kv_length, q_offset - kv_offset, device)
     if not place.is_known and not causal or place.is_known and (place.end > kv_length or place.end < kv_length and not causal):
-        raise NotImplementedError(f"q_length = {q_length} from q_offset = {q_offset} but kv_length = {kv_length} from kv_offset = "
-                                  f"{kv_offset}; flash3 takes queries whose last has the place of the last key; {INSTEAD}")
+        return None  # the last query has not the place of the last key
     mask = mask._replace(shape=(None, q_length, kv_length))
     if attention_mask is None:
         return _without_padding(mask, place)
     return _with_padding(mask, place, _padding(attention_mask, kv_length, kv_offset), attention_mask.shape[1] - kv_offset)
+
+
+@torch.compiler.disable
+def _as_data(mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, use_vmap, device):
+    """The mask of any mask function: the booleans that transformers makes for torch's attention, in parts if they are many."""
+    device = torch.device(device)
+
+    def rows(b, h, i):
+        return masking_utils.sdpa_mask(
+            b.stop - b.start, i.stop - i.start, kv_length, q_offset + i.start, kv_offset,
+            lambda batch, *indices: mask_function(batch + b.start, *indices), None if attention_mask is None else attention_mask[b],
+            allow_is_causal_skip=False, use_vmap=use_vmap, device=device)
+
+    shape, everything = (batch_size, q_length, kv_length), (slice(0, batch_size), slice(0, 1), slice(0, q_length))
+    if q_length == 1:  # then it is padding among the keys
+        return _without_padding_keys(Mask(shape=shape), rows(*everything)[:, 0, 0])
+    if batch_size * q_length * kv_length > _mask_rows.AT_ONCE and not _is_captured(device):
+        return Mask(shape=shape, data=of_rows(rows, batch_size, 1, q_length, kv_length, device).make())
+    seen = rows(*everything)
+    seen = seen[:1] if seen.stride(0) == 0 else seen
+    return Mask(shape=shape, data=_made(seen.contiguous()))
+
+
+def _made(seen):
+    """A mask of booleans [1 or batch, 1 or heads, seq_q, seq_k], without waiting for the device."""
+    return MaskSource("dense", dense=seen.view(torch.uint8), seq_q=seen.shape[2], seq_k=seen.shape[3]).make(max_blocks=0)
+
+
+# What hides a key in a mask that is added to scores: this and less, of every dtype the lowest that transformers takes.
+_HIDDEN = torch.finfo(torch.float16).min
+
+
+def _seen(added):
+    """Which pairs are seen, of a mask of floats that is added to scores."""
+    seen = added == 0
+    if _is_captured(added.device):
+        raise NotImplementedError(f"attention_mask.dtype = {added.dtype} and a CUDA graph is being captured, in which its values cannot be "
+                                  "read; give a mask of bool")
+    if not (seen | (added <= _HIDDEN)).all():
+        raise NotImplementedError(f"attention_mask has values other than 0 and at most {_HIDDEN:.0f}, a bias, but flash3 adds nothing to the "
+                                  f"scores; {INSTEAD}")
+    return seen
+
+
+@torch.compiler.disable
+def of_tensor(attention_mask, query, key):
+    """The mask as data of a tensor [1 or batch, 1 or heads, seq_q, seq_k], which a model or its caller has made: of bool, true where a key
+    is seen, or of floats, 0 there and the lowest number elsewhere. It is kept with the tensor until that is changed, for all layers."""
+    kind = attention_mask.dtype
+    if attention_mask.dim() != 4 or not (kind == torch.bool or kind.is_floating_point):
+        raise NotImplementedError(f"attention_mask is a tensor of shape {tuple(attention_mask.shape)} and dtype {kind} but it must be one of "
+                                  f"bool or floats, [batch, heads, seq_q, seq_k]; {INSTEAD}")
+    if attention_mask.requires_grad:
+        raise NotImplementedError(f"attention_mask requires a gradient, as a bias does, but flash3 adds nothing to the scores; {INSTEAD}")
+    if (reason := why_not_shape(query, key, attention_mask)) is not None:
+        raise NotImplementedError(f"{reason}: attention_mask.shape = {tuple(attention_mask.shape)} on {attention_mask.device}, query.shape = "
+                                  f"{tuple(query.shape)} on {query.device}, key.shape = {tuple(key.shape)}; {INSTEAD}")
+    return Mask(data=mask_of(attention_mask, query, key, _seen if kind.is_floating_point else lambda x: x))
 
 
 class _Place:
@@ -246,7 +337,8 @@ def _without_padding(mask, place):
 
 
 def _with_padding(mask, place, real, covered):
-    """A causal mask or a window among the tokens. real: which keys are; covered: how many of them attention_mask says it of."""
+    """A causal mask or a window among the tokens; None: options cannot say it. real: which keys are tokens; covered: how many of them
+    attention_mask says it of."""
     slots = torch.arange(place.kv_length, device=real.device)
     real = real & (slots < place.end)
     readable = _is_readable(real)
@@ -264,14 +356,13 @@ def _with_padding(mask, place, real, covered):
         is_covered = is_run.new_full((), is_covered)
     single = place.q_length == 1  # a single query is always a token
     good = torch.stack((is_run | (mask.window is None), to_the_end | (mask.window is None or not single), is_covered | single)).all()
-    refusal = (f"attention_mask has holes within a window, or is shorter than the {place.q_length} queries reach, which flash3 does "
-               f"not do; {INSTEAD}")
     if readable:
         good, in_front = torch.stack((good, in_front)).tolist()
         if not good:
-            raise NotImplementedError(refusal)
+            return None
     else:
-        torch._assert_async(good, refusal)
+        torch._assert_async(good, f"attention_mask has holes within a window, or is shorter than the {place.q_length} queries reach, which "
+                                  "flash3 does not do where torch.compile traces or a CUDA graph is captured")
 
     as_they_are = readable and in_front
     mask = mask._replace(shape=(place.batch, *mask.shape[1:]), seqused_k=count, order_k=None if as_they_are else _tokens_first(real))

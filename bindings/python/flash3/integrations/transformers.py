@@ -5,9 +5,9 @@
     flash3.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="f3")
 
-On the CPU as on a Hopper GPU; padded batches, packed ones, caches, continuous batching, sliding windows, soft caps and sinks. What
-flash3 cannot compute as transformers' eager attention does raises NotImplementedError: attention dropout, position biases, chunks,
-blocks that see each other both ways, and masks that a model makes itself. docs/python.md has the rules.
+On the CPU as on a Hopper GPU; padded batches, packed ones, caches, continuous batching, sliding windows, soft caps, sinks, and every
+other mask that says which keys a query sees. What flash3 cannot compute as transformers' eager attention does raises
+NotImplementedError: attention dropout, and biases of positions. docs/python.md has the rules.
 """
 import torch
 
@@ -15,7 +15,7 @@ from .. import _overrides
 from .._attention import attention
 from .._kv_cache import attention_with_kv_cache
 from .._limits import MOST
-from ._transformers_masks import INSTEAD, Mask, make_mask
+from ._transformers_masks import INSTEAD, Mask, make_mask, of_tensor
 
 
 def register(name="f3"):
@@ -46,10 +46,11 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
                                   "the one that is, from transformers 5.23 on")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     mask = _mask_of_the_module(module, q, k, is_causal, sliding_window) if attention_mask is None else attention_mask
+    if torch.is_tensor(mask):
+        mask = of_tensor(mask, query, key)
     if not isinstance(mask, Mask):
-        raise NotImplementedError(f"attention_mask is a {type(mask).__name__} of shape {tuple(getattr(mask, 'shape', ()))} but flash3 "
-                                  "takes masks that transformers makes, of a padding mask [batch, seq_k] or none, not the model's or "
-                                  f"the caller's own; {INSTEAD}")
+        raise NotImplementedError(f"attention_mask is a {type(mask).__name__} but flash3 takes tensors and masks that transformers makes; "
+                                  f"{INSTEAD}")
     for name, x, dim, length in zip(("query", "query", "key"), (query, query, key), (0, 2, 2), mask.shape):
         if length is not None and x.shape[dim] != length:
             raise NotImplementedError(f"{name}.shape[{dim}] = {x.shape[dim]} but attention_mask was made for {length}; {INSTEAD}")
@@ -60,11 +61,14 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         # Positions of tokens that are dealt to ranks are not one run each: context_parallel knows the documents itself.
         return attention(q, k, v, **options), None
     if cu_seq_lens_q is not None:
-        if mask.seqused_k is not None:
-            raise NotImplementedError("cu_seq_lens_q is given and so is an attention_mask with padding, or a static cache; give one")
+        if mask.seqused_k is not None or mask.data is not None:
+            raise NotImplementedError("cu_seq_lens_q is given and so is an attention_mask with padding or of other pairs, or a static cache; "
+                                      "give one")
         return _packed(q, k, v, cu_seq_lens_q, cu_seq_lens_k, _known(max_length_q), _known(max_length_k), options), None
     if mask.cu_seqlens is not None:
         return _packed(q, k, v, mask.cu_seqlens, mask.cu_seqlens, q.shape[1], q.shape[1], options), None
+    if mask.data is not None:
+        return attention(q, k, v, mask=mask.data, **options), None
     if mask.order_q is not None:
         q = _in_order(q, mask.order_q)
     if mask.order_k is not None:

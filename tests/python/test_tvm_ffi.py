@@ -124,7 +124,7 @@ def test_workspace(named):
         named.backward(out, q, k, v, out, lse, *made, workspace=room[:64])
 
 
-FIELDS = 13  # of a mask
+FIELDS = 14  # of a mask
 
 
 def made_mask(named, sizes, **source):
@@ -217,7 +217,7 @@ def test_errors_of_masks(module, named):
             (lambda: named.forward(q, k, v, out, mask=memory), ValueError, "mask is given but mask_fields is None; mask_make makes them"),
             (lambda: named.forward(q, k, v, out, mask_fields=fields), ValueError, "mask_fields is given but mask is None; mask_make"),
             (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields[:11]), ValueError,
-             "mask_fields.shape[0] = 11 but it must be an int64 tensor of 13 in host memory"),
+             "mask_fields.shape[0] = 11 but it must be an int64 tensor of 14 in host memory"),
             (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields.astype(np.int32)), TypeError,
              "mask_fields.dtype = DLPack type (code 0, 32 bits, 1 lanes) but it must be int64"),
             (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields[None]), ValueError, "mask_fields.ndim = 2 but it must be"),
@@ -227,10 +227,10 @@ def test_errors_of_masks(module, named):
             (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=other), ValueError, "mask->seq_k = 40 but k.shape[1] = 33"),
             (lambda: named.forward(q, k, v, out, mask=memory[:64], mask_fields=fields), ValueError, "mask->size = 64 but this call needs"),
             (lambda: named.forward(q, k, v, out, mask=1, mask_fields=fields), TypeError, "mask must be a tensor or None"),
-            (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields, seqused_k=np.array([3, 3], np.int32)), RuntimeError,
-             "mask is given and seqused_k is given"),
+            (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields, seqused_k=np.array([3, 3], np.int32)), ValueError,
+             "mask is given and seqused_k is given, but mask->lengths = 0 lacks 8"),
             (lambda: named.mask_make(None, fields, **sizes), TypeError, "mask is None but it must be a tensor"),
-            (lambda: named.mask_make(memory, None, **sizes), TypeError, "mask_fields is None but it must be an int64 tensor of 13"),
+            (lambda: named.mask_make(memory, None, **sizes), TypeError, "mask_fields is None but it must be an int64 tensor of 14"),
             (lambda: named.mask_make(memory, fields, **sizes, dense=q), TypeError,
              "dense.dtype = DLPack type (code 2, 32 bits, 1 lanes) but it must be uint8 or bool"),
             (lambda: named.mask_size(**sizes, documents=used.astype(np.int32)[None]), ValueError, "documents.shape[1] = 2 but seq_k = 33"),

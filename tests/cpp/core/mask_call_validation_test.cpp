@@ -26,7 +26,6 @@ struct CallRule {
 template <class Params>
 std::vector<CallRule<Params>> call_rules() {
   static const int32_t lengths[3] = {};
-  constexpr const char kOneLength[] = "the sequences of a call with a mask have one length";
   return {
       {"SeqQ", [](Params&, flash3_mask& m) { m.seq_q = 4; },
        "mask->seq_q = 4 but q.shape[1] = 3; the mask was made for calls of another size"},
@@ -56,7 +55,10 @@ std::vector<CallRule<Params>> call_rules() {
        "or "
        "the mask's"},
       {"SeqUsed", [](Params& p, flash3_mask&) { p.seqused_k = index_tensor(lengths, 2); },
-       std::string("mask is given and seqused_k is given; ") + kOneLength, FLASH3_UNSUPPORTED},
+       "mask is given and seqused_k is given, but mask->lengths = 0 lacks 8; make the mask with "
+       "seqused_k"},
+      {"Lengths", [](Params&, flash3_mask& m) { m.lengths = FLASH3_MASK_SEQUSED_Q; },
+       "mask->lengths = 4 has 4 but seqused_q is all zero; the mask was made with seqused_q"},
       {"Memory", [](Params&, flash3_mask& m) { m.data = nullptr; },
        "mask->data is null but this call needs 2304 bytes, as flash3_mask_size tells"},
       {"Size", [](Params&, flash3_mask& m) { m.size = 2303; },
@@ -137,11 +139,6 @@ TEST(DataMaskRules, OfWhatGoesWithoutOne) {
   static const int32_t index[4] = {0, 1, 2, 3};
   static uint64_t words[6];
   const std::string cache = "; a mask lists keys by their places in k, which is no cache";
-  EXPECT_EQ(refusal([](Forward& f) {
-              f.cache_batch_idx = index_tensor(index, 2), f.seqused_k = index_tensor(index, 2);
-            }),
-            "mask is given and seqused_k is given; the sequences of a call with a mask have one "
-            "length");
   EXPECT_EQ(refusal([](Forward& f) { f.cache_batch_idx = index_tensor(index, 2); }),
             "mask is given and cache_batch_idx is given" + cache);
   EXPECT_EQ(refusal([](Forward& f) { f.qv = f.out; }),
@@ -156,8 +153,8 @@ TEST(DataMaskRules, OfWhatGoesWithoutOne) {
   Forward f = ragged.forward();
   f.mask = &m.mask;
   EXPECT_EQ(supported(f).message(),
-            "mask is given and cu_seqlens_q is given; the sequences of a call with a mask have one "
-            "length");
+            "mask is given and cu_seqlens_q is given, but mask->lengths = 0 lacks 1; make the mask "
+            "with cu_seqlens_q");
 }
 
 // What a call writes lies outside of its mask.

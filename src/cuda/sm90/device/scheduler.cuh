@@ -111,18 +111,19 @@ __device__ __forceinline__ void write_tile(const TileSchedule& schedule, Sequenc
                                            const KeysOf& keys_of) {
   const int lane = threadIdx.x % 32;
   const SequenceList& list = schedule.sequences;
-  const bool listed = kListed || list.first_tile != nullptr;
-  if (listed) {
+  if (kListed || list.first_tile != nullptr) {
     const int place = walk.find(index);
     if (lane == 0 && place >= list.count) work.valid = false;
-    if (lane == 0 && place < list.count)
+    if (lane == 0 && place < list.count) {
       work =
           work_tile_at(schedule, list.rows[place], kTileN, kBand, index - list.first_tile[place]);
-  } else if (lane == 0) {
-    work = work_tile_at(schedule, kTileN, kBand, index);
+      keys_of(work);
+    }
+    return;
   }
+  if (lane == 0) work = work_tile_at(schedule, kTileN, kBand, index);
   if (lane == 0 && work.valid) keys_of(work);
-  if (listed || schedule.slot_rows == 0) return;
+  if (schedule.slot_rows == 0) return;
   __syncwarp();
   const int first = work.query / schedule.slot_rows;
   if (work.valid && lane < schedule.tile_queries / schedule.slot_rows)

@@ -206,7 +206,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     issue_add_ab<kElement, DoutTile>(r_dv, r_p, operand.dout_columns + stage * DoutTile::kBytes);
     if constexpr (Traits::kDqLast) issue_dk();
     fence_shared_for_async_proxy();
-    sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);
+    mask.meet(walked, warpgroup);
 
     float r_dq[Traits::kOwnQuads * 4];
     issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes,

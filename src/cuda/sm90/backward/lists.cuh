@@ -244,18 +244,26 @@ struct KeysMask<Traits, true> {
     return listed().tile();
   }
 
-  // Whether any query of the tile sees any of the keys.
+  // Whether any query of the tile sees any of the warpgroup's keys.
   __device__ __forceinline__ bool sees_any() const {
-    const MaskTile tile{unsigned(uniform(int(listed().bits))), 0};
-    const int rows = kQueryParts > 1 ? kAllQuarters : quarters_of_rows(tile.tile() % 2);
-    return (tile.quarters() & rows & quarters_of_keys(key_half())) != 0;
+    return (seen_quarters() & quarters_of_keys(key_half())) != 0;
+  }
+
+  // The warpgroups meet once both have stored their dS. A warpgroup that passes the tile does not
+  // come to the named barrier of one that does not: for synccheck that has to be one instruction.
+  __device__ __forceinline__ void meet(Walked& walked, int warpgroup) const {
+    const int seen = seen_quarters();
+    if ((seen & quarters_of_keys(0)) != 0 && (seen & quarters_of_keys(1)) != 0)
+      sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);
+    else
+      meet_where_one_passes(walked, warpgroup);
   }
 
   // A query tile that sees none of the warpgroup's keys: its dS is 0, and dQ has the other's keys.
-  __device__ __forceinline__ void pass_query_tile(const Walked& walked,
-                                                  const Operands<Traits>& operand, int step,
-                                                  bool is_first, bool is_last, int warpgroup,
-                                                  int thread) const {
+  // Where blocks take their turns at dQ it may see none of the other's either.
+  __device__ __forceinline__ void pass_query_tile(Walked& walked, const Operands<Traits>& operand,
+                                                  int step, bool is_first, bool is_last,
+                                                  int warpgroup, int thread) const {
     using DsTile = typename Traits::DsTile;
     const auto [stage, phase] = QueryState::at(step);
     const int ds_stage = DsState::at(step).stage;
@@ -267,7 +275,7 @@ struct KeysMask<Traits, true> {
     constexpr uint32_t kNone[Traits::kTileM / 4] = {};
     store_ds<DsTile>(shared.ds[ds_stage], kNone, warpgroup, thread);
     fence_shared_for_async_proxy();
-    sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);
+    meet_where_one_passes(walked, warpgroup);
     float r_dq[Traits::kOwnQuads * 4];
     issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes,
                      warpgroup);
@@ -309,6 +317,22 @@ struct KeysMask<Traits, true> {
 
  private:
   __device__ __forceinline__ const MaskTile& listed() const { return shared.listed[stage].tile; }
+  // Those of the tile's queries.
+  __device__ __forceinline__ int seen_quarters() const {
+    const MaskTile tile{unsigned(uniform(int(listed().bits))), 0};
+    return tile.quarters() & (kQueryParts > 1 ? kAllQuarters : quarters_of_rows(tile.tile() % 2));
+  }
+
+  // Each arrives at a barrier of its own and waits for the other's. They are barriers that wide
+  // kernels alone need otherwise.
+  __device__ __forceinline__ void meet_where_one_passes(Walked& walked, int warpgroup) const {
+    static_assert(!Traits::kConfig.wide && Traits::kTileN == kMaskBlock);
+    uint64_t *own = &shared.p_barriers.full[0], *other = &shared.ds_barriers.full[0];
+    if (warpgroup != 0) own = &shared.ds_barriers.full[0], other = &shared.p_barriers.full[0];
+    arrive(own);
+    wait(other, uint32_t(walked.passed++ % 2), "ds_stored");
+  }
+
   // A thread has this key and the one 8 further, from the first of the 64.
   static __device__ __forceinline__ int row_of(int thread) {
     return thread / 32 * 16 + thread % 32 / 4;

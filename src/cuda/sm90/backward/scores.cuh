@@ -93,6 +93,12 @@ struct KeysMask<Traits, false> {
         if (row + View::row_offset(View::row_of(j)) >= keys) r_s[j] = -kInfinity;
     }
   }
+
+  // The warpgroups meet once both have stored their dS.
+  template <class Walked>
+  __device__ __forceinline__ void meet(Walked&, int) const {
+    sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);
+  }
 };
 
 // The lse or delta of the pair-th two neighbouring queries that this thread has scores of.

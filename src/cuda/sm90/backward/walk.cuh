@@ -17,6 +17,7 @@ struct Walked {
   int key_tiles = 0;
   int query_tiles = 0;
   int cleared = 0;  // a loader's: key tiles with hidden keys
+  int passed = 0;   // a consumer's: query tiles that a warpgroup passed (lists.cuh)
 };
 
 // Query tiles that the block of a key tile with lists walks over, of all heads, and how many blocks

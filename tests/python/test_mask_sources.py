@@ -166,6 +166,14 @@ def test_blocks_of_which_not_all_keys_are_tokens(rows, keys, seq_q, seq_k, shape
           seen[:1, :1, i // rows][..., j // keys] & tokens)
 
 
+@pytest.mark.parametrize("shape", ((), (2,), (2, 3), (1, 3)), ids=str)
+def test_block_sizes_in_parts(small_parts, shape):
+    """Blocks that are no multiples of 64 are evaluated, here a block of rows of one head at a time."""
+    seen, sizes, j = torch.rand(2, 3, 12, 5) < 0.6, torch.randint(0, 25, (*shape, 5)), torch.arange(120)
+    tokens = (j % 24 < sizes[..., j // 24]).view((*shape, 1, 1, 120) if len(shape) < 2 else (*shape, 1, 120))
+    check(kinds.blocks(seen, None, 16, 24, block_sizes=sizes), seen[:, :, torch.arange(192) // 16][..., j // 24] & tokens)
+
+
 def test_block_sizes_of_a_video_are_not_waited_for():
     """Blocks of 64 become bits without a number that is read from the device, and only where a block is not whole."""
     class Reads(TorchDispatchMode):

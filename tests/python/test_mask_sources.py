@@ -141,28 +141,37 @@ def test_blocks(sizes):
     check(kinds.blocks(seen, None, rows, keys, seq_k=seq_k), pairs(1, 2, seq_q, seq_k, lambda b, h, i, j: seen[b, h, i // rows, j // keys]))
 
 
-@pytest.mark.parametrize("batch", (0, 1, 2))
+@pytest.mark.parametrize("shape", ((), (1,), (2,), (2, 3), (1, 3), (2, 1)), ids=str)
 @pytest.mark.parametrize("rows,keys,seq_q,seq_k", ((64, 64, 192, 320), (64, 64, None, None), (128, 64, 130, 250), (64, 128, 100, 257),
                                                    (192, 128, 300, 200), (16, 24, 61, 70), (64, 40, 100, 170), (128, 64, 0, 64)), ids=str)
-def test_blocks_of_which_not_all_keys_are_tokens(rows, keys, seq_q, seq_k, batch):
-    """batch: of the sizes, 0 where that dimension is left out. Their values are clamped; the last block may end before its size."""
+def test_blocks_of_which_not_all_keys_are_tokens(rows, keys, seq_q, seq_k, shape):
+    """shape: of the sizes before the last dimension. Their values are clamped; the last block may end before its size."""
     g = torch.Generator().manual_seed(rows + keys)
     blocks_q, blocks_k = (-(-seq_q // rows), -(-seq_k // keys)) if seq_q is not None else (3, 5)
     seen = torch.rand(2, 3, blocks_q, blocks_k, generator=g) < 0.6
-    sizes = torch.randint(-2, keys + 3, (batch or 1, blocks_k), generator=g)
-    sizes[:, ::3] = keys
+    sizes = torch.randint(-2, keys + 3, (*shape, blocks_k), generator=g)
+    sizes[..., ::3] = keys
     lists = seen.sum(-1), (~seen).to(torch.uint8).argsort(dim=-1, stable=True)
     full_q, full_k = (blocks_q * rows, blocks_k * keys) if seq_q is None else (seq_q, seq_k)
     i, j = torch.arange(full_q), torch.arange(full_k)
-    wanted = seen[:, :, i // rows][..., j // keys] & (j % keys < sizes[:, j // keys])[:, None, None]
+    tokens = (j % keys < sizes[..., j // keys]).view((*shape, 1, 1, full_k) if len(shape) < 2 else (*shape, 1, full_k))
+    wanted = seen[:, :, i // rows][..., j // keys] & tokens
     for counts, indices in (lists, (seen, None)):
-        source = kinds.blocks(counts, indices, rows, keys, block_sizes=sizes if batch else sizes[0], seq_q=seq_q, seq_k=seq_k)
+        source = kinds.blocks(counts, indices, rows, keys, block_sizes=sizes, seq_q=seq_q, seq_k=seq_k)
         assert (source.seq_q, source.seq_k) == (full_q, full_k)
         check(source, wanted)
     banded = kinds.blocks(seen, None, rows, keys, block_sizes=sizes, seq_q=seq_q, seq_k=seq_k, causal=True)
     check(banded, wanted & torch.ones(full_q, full_k, dtype=torch.bool).tril(full_k - full_q))
     check(kinds.blocks(seen[:1, :1], None, rows, keys, block_sizes=sizes, seq_q=seq_q, seq_k=seq_k),
-          seen[:1, :1, i // rows][..., j // keys] & (j % keys < sizes[:, j // keys])[:, None, None])
+          seen[:1, :1, i // rows][..., j // keys] & tokens)
+
+
+@pytest.mark.parametrize("shape", ((), (2,), (2, 3), (1, 3)), ids=str)
+def test_block_sizes_in_parts(small_parts, shape):
+    """Blocks that are no multiples of 64 are evaluated, here a block of rows of one head at a time."""
+    seen, sizes, j = torch.rand(2, 3, 12, 5) < 0.6, torch.randint(0, 25, (*shape, 5)), torch.arange(120)
+    tokens = (j % 24 < sizes[..., j // 24]).view((*shape, 1, 1, 120) if len(shape) < 2 else (*shape, 1, 120))
+    check(kinds.blocks(seen, None, 16, 24, block_sizes=sizes), seen[:, :, torch.arange(192) // 16][..., j // 24] & tokens)
 
 
 def test_block_sizes_of_a_video_are_not_waited_for():
@@ -386,7 +395,7 @@ def test_pictures_of_the_documents():
     (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), seq_q=300), ValueError, "counts.shape[2] = 2 but ceil(seq_q / block_rows) = 3"),
     (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), seq_k=300), ValueError, "counts.shape[3] = 2 but ceil(seq_k / block_keys) = 3"),
     (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), block_sizes=[1.5, 2]), TypeError, "block_sizes.dtype = float32 but it must be an integer"),
-    (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), block_sizes=[[[1, 2]]]), ValueError, "block_sizes.ndim = 3 but it must be 1 or 2"),
+    (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), block_sizes=[[[[1, 2]]]]), ValueError, "block_sizes.ndim = 4 but it must be 1 or 2"),
     (lambda: kinds.blocks(torch.ones(2, 1, 2, 2).bool(), block_sizes=[[1, 2]] * 3), ValueError, "block_sizes.shape[0] = 3 but counts.shape[0] = 2"),
     (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), seq_k=200, block_sizes=[1, 2, 3]), ValueError,
      "block_sizes.shape[-1] = 3 but ceil(seq_k / block_keys) = 2"),

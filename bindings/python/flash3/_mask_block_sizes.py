@@ -12,27 +12,31 @@ _HALF = BLOCK // 2
 
 
 def with_block_sizes(source, sizes):
-    """A source of blocks, without the keys that are no tokens; sizes: [blocks of keys] or [1 or batch, blocks of keys] int64."""
-    if sizes.dim() not in (1, 2):
-        raise ValueError(f"block_sizes.ndim = {sizes.dim()} but it must be 1 or 2, [blocks of keys] or [1 or batch, blocks of keys]")
-    sizes, (batch, heads) = torch.atleast_2d(sizes), source.shape
-    if 1 not in (len(sizes), batch) and len(sizes) != batch:
-        raise ValueError(f"block_sizes.shape[0] = {len(sizes)} but counts.shape[0] = {batch}; they must be the same, or one of them 1")
+    """A source of blocks, without the keys that are no tokens; sizes: int64, as masks.blocks() takes them."""
+    if sizes.dim() not in (1, 2, 3):
+        raise ValueError(f"block_sizes.ndim = {sizes.dim()} but it must be 1 or 2 or 3, [1 or batch, 1 or heads_q, blocks of keys]")
+    sizes = sizes[None, None] if sizes.dim() == 1 else sizes[:, None] if sizes.dim() == 2 else sizes
+    for d, (own, size) in enumerate(zip(sizes.shape, source.shape)):
+        if own != size and 1 not in (own, size):
+            raise ValueError(f"block_sizes.shape[{d}] = {own} but counts.shape[{d}] = {size}; they must be the same, or one of them 1")
     if sizes.device != source.device:
         raise ValueError(f"block_sizes.device = {sizes.device} but counts.device = {source.device}; they must be the same")
-    seq_k = sizes.shape[1] * source.block_keys if source.seq_k is None else source.seq_k
-    if sizes.shape[1] != (needed := -(-seq_k // source.block_keys)):
-        raise ValueError(f"block_sizes.shape[-1] = {sizes.shape[1]} but ceil(seq_k / block_keys) = {needed}; they must be the same")
+    seq_k = sizes.shape[2] * source.block_keys if source.seq_k is None else source.seq_k
+    if sizes.shape[2] != (needed := -(-seq_k // source.block_keys)):
+        raise ValueError(f"block_sizes.shape[-1] = {sizes.shape[2]} but ceil(seq_k / block_keys) = {needed}; they must be the same")
     seq_q = source.block_counts.shape[2] * source.block_rows if source.seq_q is None else source.seq_q
     band, source = source.band, dataclasses.replace(source.sized(seq_q, seq_k), band=Band())
-    within = torch.arange(source.block_keys, device=sizes.device) < sizes[:, :, None]
-    tokens = within.flatten(1)[:, :seq_k]  # [1 or batch, seq_k]
-    if source.block_rows % _HALF or source.block_keys % _HALF:
-        made = of_rows(lambda b, h, i: source._rows(b, h, i) & tokens[b if len(tokens) > 1 else slice(0, 1), None, None],
-                       max(batch, len(tokens)), heads, seq_q, seq_k, sizes.device)
-    else:
-        made = _of_quarters(source, tokens)
-    return dataclasses.replace(made, band=band)
+    within = torch.arange(source.block_keys, device=sizes.device) < sizes[..., None]
+    tokens = within.flatten(2)[..., :seq_k]  # [1 or batch, 1 or heads, seq_k]
+    if source.block_rows % _HALF == 0 and source.block_keys % _HALF == 0:
+        return dataclasses.replace(_of_quarters(source, tokens), band=band)
+
+    def rows(b, h, i):
+        of_part = (slice(0, 1) if size == 1 else part for size, part in zip(tokens.shape, (b, h)))
+        return source._rows(b, h, i) & tokens[(*of_part, None)]
+
+    shape = torch.broadcast_shapes(source.shape, tokens.shape[:2])
+    return dataclasses.replace(of_rows(rows, *shape, seq_q, seq_k, sizes.device), band=band)
 
 
 def _of_quarters(source, tokens):
@@ -47,14 +51,13 @@ def _of_quarters(source, tokens):
     listed = listed.unflatten(3, (columns, 2)).unflatten(2, (rows, 2)).to(torch.int32)
     choice = listed[:, :, :, 0, :, 0] + 2 * listed[:, :, :, 0, :, 1] + 4 * listed[:, :, :, 1, :, 0] + 8 * listed[:, :, :, 1, :, 1]
 
-    padded = torch.nn.functional.pad(tokens, (0, columns * BLOCK - source.seq_k), value=True).unflatten(1, (columns, BLOCK))
-    packed = _mask_rows.packed(padded).view(-1, columns, 1, 1, 2, BLOCK // 16)
+    padded = torch.nn.functional.pad(tokens, (0, columns * BLOCK - source.seq_k), value=True).unflatten(2, (columns, BLOCK))
+    packed = _mask_rows.packed(padded).view(-1, 1, 1, 2, BLOCK // 16)
     chosen = (torch.arange(16, device=tokens.device)[:, None] >> torch.arange(4, device=tokens.device) & 1).to(torch.uint8)
-    bits = packed * chosen.view(16, 2, 2, 1)  # [1 or batch, columns, 16, halves of queries, halves of keys, bytes]
-    bits = bits.flatten(4).repeat_interleave(_HALF, 3).view(-1, BLOCK, BLOCK // 8)
-    number = (torch.arange(len(padded), device=tokens.device)[:, None] * columns + torch.arange(columns, device=tokens.device)) * 16
-    number = number[:, None, None].int() + choice
-    whole = padded.all(2)[:, None, None] & (choice == 15)
-    bit_blocks = number.masked_fill(whole, ALL_SEEN).masked_fill(choice == 0, HIDDEN)
+    bits = packed * chosen.view(16, 2, 2, 1)  # [batch * heads * columns, 16, halves of queries, halves of keys, bytes]
+    bits = bits.flatten(3).repeat_interleave(_HALF, 2).view(-1, BLOCK, BLOCK // 8)
+    first = torch.arange(padded[..., 0].numel(), device=tokens.device, dtype=torch.int32).view(*tokens.shape[:2], 1, columns) * 16
+    whole = padded.all(3)[:, :, None] & (choice == 15)
+    bit_blocks = (first + choice).masked_fill(whole, ALL_SEEN).masked_fill(choice == 0, HIDDEN)
     bits = bits if len(bits) else bits.new_zeros(1, BLOCK, BLOCK // 8)  # one to point at where there is none
     return MaskSource("bits", bits=bits.contiguous(), bit_blocks=bit_blocks.contiguous(), seq_q=source.seq_q, seq_k=source.seq_k)

@@ -192,10 +192,10 @@ def blocks(counts, indices=None, block_rows=128, block_keys=128, *, block_sizes=
         indices: the dimensions of counts and a fourth: the numbers of the blocks, in any order. Entries after the count are not read. A
             number that is no block is skipped, a count above the dimension is clamped to it, and a negative one means 0.
         block_rows, block_keys: positive multiples of 8.
-        block_sizes: [blocks of keys] or [1 or batch, blocks of keys] integers: how many of each block's keys are tokens, which are its first
-            ones; the others are seen by no query. Clamped to 0 and block_keys. None: all. Video sparse attention calls them
-            variable_block_sizes. Where block_rows and block_keys are multiples of 64, this takes 32 KiB for each 128 keys, and another 4 bytes
-            for each 128 queries by 128 keys; otherwise the blocks are evaluated pair by pair, in parts.
+        block_sizes: [1 or batch, 1 or heads_q, blocks of keys] integers, where heads, and batch too, may be left out: how many of each block's
+            keys are tokens, which are its first ones; the others are seen by no query. Clamped to 0 and block_keys. None: all. Video sparse
+            attention calls them variable_block_sizes, and cuDNN's frontend block_sizes. Where block_rows and block_keys are multiples of 64, this takes 32 KiB for each 128 keys of them, and another
+            4 bytes for each 128 queries by 128 keys; otherwise the blocks are evaluated pair by pair, in parts.
         seq_q, seq_k: queries and keys; None: those of the call, or with block_sizes of all blocks.
         causal, window, chunk, mask_alignment: as in flash3.attention, and with the blocks.
 

@@ -196,8 +196,9 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
         else:
             band = _band(mask_function)
         if band is not None and not (band.packed or use_vmap) and _is_computed_with(q_length, allow_is_causal_skip, config, **more):
-            return masking_utils.sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-                                           allow_is_causal_skip=False, device=device)
+            return masking_utils.sdpa_mask(
+                batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+                mask_function=mask_function, attention_mask=attention_mask, allow_is_causal_skip=False, device=device)
         # Sequences that a model's own function tells apart need not be runs of tokens, nor those without padding.
         if band is not None and not (band.packed and (use_vmap or attention_mask is not None)):
             mask = _of_band(band, mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, device)
@@ -233,23 +234,21 @@ def _as_data(mask_function, batch_size, q_length, kv_length, q_offset, kv_offset
 
     def rows(b, h, i):
         return masking_utils.sdpa_mask(
-            b.stop - b.start, i.stop - i.start, kv_length, q_offset + i.start, kv_offset,
-            lambda batch, *indices: mask_function(batch + b.start, *indices), None if attention_mask is None else attention_mask[b],
-            allow_is_causal_skip=False, use_vmap=use_vmap, device=device)
+            batch_size=b.stop - b.start, q_length=i.stop - i.start, kv_length=kv_length, q_offset=q_offset + i.start, kv_offset=kv_offset,
+            mask_function=lambda batch, *indices: mask_function(batch + b.start, *indices),
+            attention_mask=None if attention_mask is None else attention_mask[b], allow_is_causal_skip=False, use_vmap=use_vmap, device=device)
 
-    shape, everything = (batch_size, q_length, kv_length), (slice(0, batch_size), slice(0, 1), slice(0, q_length))
+    everything = slice(0, batch_size), slice(0, 1), slice(0, q_length)
     if q_length == 1:  # then it is padding among the keys
-        return _without_padding_keys(Mask(shape=shape), rows(*everything)[:, 0, 0])
+        return _without_padding_keys(Mask(), rows(*everything)[:, 0, 0])
     if batch_size * q_length * kv_length > _mask_rows.AT_ONCE and not _is_captured(device):
-        return Mask(shape=shape, data=of_rows(rows, batch_size, 1, q_length, kv_length, device).make())
-    seen = rows(*everything)
-    seen = seen[:1] if seen.stride(0) == 0 else seen
-    return Mask(shape=shape, data=_made(seen.contiguous()))
-
-
-def _made(seen):
-    """A mask of booleans [1 or batch, 1 or heads, seq_q, seq_k], without waiting for the device."""
-    return MaskSource("dense", dense=seen.view(torch.uint8), seq_q=seen.shape[2], seq_k=seen.shape[3]).make(max_blocks=0)
+        data = of_rows(rows, batch_size, 1, q_length, kv_length, device).make()
+    else:
+        seen = rows(*everything)
+        seen = (seen[:1] if seen.stride(0) == 0 else seen).contiguous()  # of one for all sequences transformers makes a view
+        # With room for all blocks, so that nothing is waited for.
+        data = MaskSource("dense", dense=seen.view(torch.uint8), seq_q=q_length, seq_k=kv_length).make(max_blocks=0)
+    return Mask(shape=(None if data.batch == 1 else batch_size, q_length, kv_length), data=data)
 
 
 # What hides a key in a mask that is added to scores: this and less, of every dtype the lowest that transformers takes.

@@ -19,8 +19,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t address, uint32_t* r) {
                : "memory");
 }
 
-// Four 8×8 matrices of 16-bit elements, each transposed: lane l holds the address of row l % 8 of
-// matrix l / 8.
+// The same, each matrix transposed.
 __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t address, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -28,7 +27,7 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t address, uint32_
                : "memory");
 }
 
-// Four 8×8 matrices of 16-bit elements: lane l holds the address of row l % 8 of matrix l / 8.
+// Stores four, likewise.
 __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                             uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),

@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_rows(uint32_t (&r)[Tile::kCols / 4], const 
 }
 
 template <class Traits>
-struct WalkedTiles<Traits, true> {
+struct KeyWalk<Traits, true> {
   struct OfWorkTile {
     RowsOfMask rows;
     SeenKeys seen = {};
@@ -151,17 +151,17 @@ struct WalkedTiles<Traits, true> {
   template <class C, class Tile>
   static __device__ __forceinline__ void read(const C& c, Tile& tile, int stage) {
     const MaskTile listed = c.shared.listed[stage];
-    tile.walked.seen.template read<C::kTileN>(kernel_params(c.params).mask, tile.walked.rows,
-                                              listed, c.warpgroup);
+    tile.walk.seen.template read<C::kTileN>(kernel_params(c.params).mask, tile.walk.rows, listed,
+                                            c.warpgroup);
     __syncwarp();  // before one lane releases the stage
   }
   template <class Tile>
   static __device__ __forceinline__ int number(const Tile& tile) {
-    return tile.walked.seen.tile;
+    return tile.walk.seen.tile;
   }
   template <class C, class Tile>
   static __device__ __forceinline__ void mask(const C&, Tile& tile) {
-    tile.walked.seen.apply(tile.view(), tile.scores);
+    tile.walk.seen.apply(tile.view(), tile.scores);
   }
 
   // ---- lists of which a warpgroup passes over tiles: those that are half a block ----
@@ -178,7 +178,7 @@ struct WalkedTiles<Traits, true> {
     wait(&c.shared.k_barriers.full[stage], c.k_state.phase, "k_full");
     issue_scores(c, tile, stage);
     if (C::kHoldQ && c.previous_q_is_held) c.release_q(1 - q_stage);
-    tile.walked.last = c.shared.listed[stage].last();
+    tile.walk.last = c.shared.listed[stage].last();
     read(c, tile, stage);
     meanwhile();
     wgmma_wait<0>();
@@ -237,11 +237,11 @@ struct WalkedTiles<Traits, true> {
   // see after as many as fill the ring with the one before.
   template <class C, class Tile>
   static __device__ __forceinline__ bool find_tile(C& c, Tile& tile) {
-    for (int most = C::kStages - 1; !tile.walked.last; --most) {
+    for (int most = C::kStages - 1; !tile.walk.last; --most) {
       const int stage = c.k_state.stage;
       wait(&c.shared.k_barriers.full[stage], c.k_state.phase, "k_full");
       const MaskTile listed{unsigned(uniform(int(c.shared.listed[stage].bits))), 0};
-      tile.walked.last = listed.last();
+      tile.walk.last = listed.last();
       if (listed.sees(c.warpgroup, listed.tile() % 2) || most == 0) return true;
       __syncwarp();
       release(&c.shared.k_barriers.empty[stage], c.thread);

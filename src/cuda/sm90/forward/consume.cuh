@@ -26,6 +26,8 @@ template <class Traits, bool kLists = Traits::kLists>
 struct KeyWalk;
 template <class Traits>
 struct KeyWalk<Traits, false> {
+  static constexpr bool kPassesTiles = false;  // over some without a product
+  struct Queries {};                           // Q in registers
   struct OfWorkTile {};
 
   template <class Consumer>
@@ -60,7 +62,6 @@ struct Consumer {
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using KvState = typename Traits::KvState;
-  using TraitsType = Traits;
   using Walk = KeyWalk<Traits>;
   using Rows = FinishedRows<Traits>;
   using OperandsType = Operands;
@@ -70,7 +71,7 @@ struct Consumer {
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
   static constexpr bool kLists = Traits::kLists;
-  static constexpr bool kPassesTiles = Traits::kPassesTiles;
+  static constexpr bool kPassesTiles = Walk::kPassesTiles;
   // Two warpgroups leave time beside the first scores of a work tile, and registers for a second
   // mask, but for those of split kernels.
   static constexpr bool kDescribeUnderScores = Traits::kWarpgroups == 2 && !Traits::kSplit;
@@ -83,7 +84,6 @@ struct Consumer {
   using Scores = typename View::Scores;
   using Probabilities = uint32_t[Operands::kProbabilityRegisters];
   using Output = float[Traits::kHeadDimV / 2];
-  using Queries = uint32_t[Traits::kQRegisters];
 
   // One work tile. Its arrays are variables of consume(): in one object with them, or in a function
   // further in, the compiler promotes to registers later, and ptxas sees another program.
@@ -92,7 +92,7 @@ struct Consumer {
     Operands operands;
     int n;  // the present key tile
     Descriptor q;
-    Queries& queries;  // kQInRegisters
+    typename Walk::Queries& queries;
     Softmax& softmax;
     Scores& scores;  // S, then P
     Probabilities& probabilities;
@@ -400,7 +400,7 @@ __device__ __forceinline__ void consume(Consumer& c) {
     float alpha[2];
     typename Consumer::Softmax softmax{Consumer::Score::of(c.params)};
     typename Consumer::Scores scores;
-    typename Consumer::Queries queries;
+    typename Consumer::Walk::Queries queries;
     typename Consumer::Tile tile{.keys = keys,
                                  .operands = c.make_operands(),
                                  .n = keys.seen.end - 1,  // from the last to the first

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/mask_lists.hpp"
+#include "cuda/device/ptx/mma.cuh"
 #include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/device/mask_tile.cuh"
 #include "cuda/sm90/forward/consume.cuh"

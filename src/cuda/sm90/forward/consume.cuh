@@ -99,7 +99,7 @@ struct Consumer {
     Output& output;
     float (&alpha)[2];     // what the thread's two rows of `output` are to be multiplied by
     int row, key_in_tile;  // of element 0 of `scores`
-    typename Walk::OfWorkTile walk;
+    typename Walk::OfWorkTile walked;
 
     __device__ __forceinline__ View view() const {
       return {row, Walk::number(*this) * kTileN + key_in_tile};
@@ -348,7 +348,7 @@ struct Consumer {
     tile.operands.scale_scores(tile);
     const auto mask = [&] { Walk::mask(*this, tile); };
     bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
-    if constexpr (kLists) masked = tile.walk.seen.masked;
+    if constexpr (kLists) masked = tile.walked.seen.masked;
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
@@ -413,7 +413,7 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .alpha = alpha,
                                  .row = c.row,
                                  .key_in_tile = c.key_in_tile,
-                                 .walk = Consumer::Walk::begin(c)};
+                                 .walked = Consumer::Walk::begin(c)};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);

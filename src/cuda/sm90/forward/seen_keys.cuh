@@ -158,17 +158,17 @@ struct KeyWalk<Traits, true> {
   template <class C, class Tile>
   static __device__ __forceinline__ void read(const C& c, Tile& tile, int stage) {
     const MaskTile listed = c.shared.listed[stage];
-    tile.walk.seen.template read<C::kTileN>(kernel_params(c.params).mask, tile.walk.rows, listed,
-                                            c.warpgroup);
+    tile.walked.seen.template read<C::kTileN>(kernel_params(c.params).mask, tile.walked.rows,
+                                              listed, c.warpgroup);
     __syncwarp();  // before one lane releases the stage
   }
   template <class Tile>
   static __device__ __forceinline__ int number(const Tile& tile) {
-    return tile.walk.seen.tile;
+    return tile.walked.seen.tile;
   }
   template <class C, class Tile>
   static __device__ __forceinline__ void mask(const C&, Tile& tile) {
-    tile.walk.seen.apply(tile.view(), tile.scores);
+    tile.walked.seen.apply(tile.view(), tile.scores);
   }
 
   // ---- lists of which a warpgroup passes over tiles: those that are half a block ----
@@ -185,7 +185,7 @@ struct KeyWalk<Traits, true> {
     wait(&c.shared.k_barriers.full[stage], c.k_state.phase, "k_full");
     issue_scores(c, tile, stage);
     if (C::kHoldQ && c.previous_q_is_held) c.release_q(1 - q_stage);
-    tile.walk.last = c.shared.listed[stage].last();
+    tile.walked.last = c.shared.listed[stage].last();
     read(c, tile, stage);
     meanwhile();
     wgmma_wait<0>();
@@ -241,11 +241,11 @@ struct KeyWalk<Traits, true> {
   // see after as many as fill the ring with the one before.
   template <class C, class Tile>
   static __device__ __forceinline__ bool find_tile(C& c, Tile& tile) {
-    for (int most = C::kStages - 1; !tile.walk.last; --most) {
+    for (int most = C::kStages - 1; !tile.walked.last; --most) {
       const int stage = c.k_state.stage;
       wait(&c.shared.k_barriers.full[stage], c.k_state.phase, "k_full");
       const MaskTile listed{unsigned(uniform(int(c.shared.listed[stage].bits))), 0};
-      tile.walk.last = listed.last();
+      tile.walked.last = listed.last();
       if (listed.sees(c.warpgroup, listed.tile() % 2) || most == 0) return true;
       __syncwarp();
       release(&c.shared.k_barriers.empty[stage], c.thread);

@@ -51,12 +51,18 @@ constexpr int first_row(bool paged, ScoreKind score) {
     ++row;
   return row;
 }
+constexpr int first_listed_row() {
+  int row = 0;
+  while (!kForwardConfigs[row].lists) ++row;
+  return row;
+}
 """
 # Sources, and what NVRTC must say of them; "": they compile. Each has the policies of a plain 16-bit kernel alone.
 POLICIES = {
     "a plain row": ("template const void* kernel_function<kForwardConfigs, first_row(false, ScoreKind::kPlain)>(Element);", ""),
     "a row without its loader": ("template const void* kernel_function<kForwardConfigs, first_row(true, ScoreKind::kPlain)>(Element);",
                                  "ProducerFor"),
+    "a row without its lists": ("template const void* kernel_function<kForwardConfigs, first_listed_row()>(Element);", "incomplete type"),
     "a row without its scores": ("template const void* kernel_function<kForwardConfigs, first_row(false, ScoreKind::kSoftcap)>(Element);",
                                  "incomplete type"),
     "a row without any policy": ("template const void* kernel_function<kForwardConfigs, kRowsOf<kForwardConfigs> - 1>(Element);",

@@ -70,7 +70,7 @@ struct Softcap {
   FLASH3_HOST_DEVICE constexpr float remapped(float u) const;
 };
 
-// ---- what kernels know of a sequence: its mask and, of a ragged batch, its rows ----
+// ---- a sequence: its mask and, of a ragged batch, its rows ----
 
 // Rows, keys, the mask's bounds and their sums are 32-bit in the kernels.
 inline constexpr int kMaxLength = 1 << 30;
@@ -97,10 +97,8 @@ FLASH3_HOST_DEVICE constexpr RowKeys keys_of_row(const TileMask& mask, int seq_k
   return {first, seq_k < end ? seq_k : end};
 }
 
-// The sequences of a ragged batch are listed by a small kernel (varlen/varlen_schedule.cu) before
-// the kernels that compute on them, which read no length themselves.
-
-// One sequence: its rows in the tensors of queries and of keys, and its tiles.
+// One sequence of a ragged batch, which a small kernel lists (varlen/varlen_schedule.cu) before
+// those that compute on it: its rows in the tensors of queries and of keys, and its tiles.
 struct ListedSequence {
   int batch;
   int q_first, q_length;  // from its first row of a packed tensor, else 0

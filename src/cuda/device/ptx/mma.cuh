@@ -1,11 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's products of matrices in registers. PTX ISA 9.7.15.5.8, mma.m16n8k16.
+// A warp's products of matrices in registers, and their fragments, beside those of wgmma.cuh. PTX
+// ISA 9.7.15.5.8 mma.m16n8k16, 9.7.14.5.15 ldmatrix, 9.7.14.5.16 stmatrix.
 #pragma once
 
 #include "cuda/device/ptx/arithmetic.cuh"
 #include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
+
+// Four 8×8 matrices of 16-bit elements: lane l holds the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t address, uint32_t* r) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Two 8×8 matrices: lanes 0…15 hold addresses.
+__device__ __forceinline__ void stmatrix_x2_transposed(uint32_t address, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+               "r"(a), "r"(b)
+               : "memory");
+}
 
 // a·b + c, float32 sums. Lane l, with g = l / 4 and t = l % 4, holds
 //   a      rows g and g + 8, columns {2t, 2t + 1} and then {2t + 8, 2t + 9}

@@ -11,14 +11,6 @@ namespace flash3::cuda {
 
 // ---- a warp's fragments: PTX ISA 9.7.14.5.15 ldmatrix, 9.7.14.5.16 stmatrix ----
 
-// Four 8×8 matrices of 16-bit elements: lane l holds the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void ldmatrix_x4(uint32_t address, uint32_t* r) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
 // Four 8×8 matrices of 16-bit elements, each transposed: lane l holds the address of row l % 8 of
 // matrix l / 8.
 __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t address, uint32_t (&r)[4]) {
@@ -28,7 +20,7 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t address, uint32_
                : "memory");
 }
 
-// Four 8×8 matrices of 16-bit elements: lane l holds the address of row l % 8 of matrix l / 8.
+// Stores four, not transposed; addresses likewise.
 __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                             uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -43,13 +35,6 @@ __device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
       "r"(a), "r"(b), "r"(c), "r"(d)
       : "memory");
-}
-
-// Two 8×8 matrices: lanes 0…15 hold addresses.
-__device__ __forceinline__ void stmatrix_x2_transposed(uint32_t address, uint32_t a, uint32_t b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
-               "r"(a), "r"(b)
-               : "memory");
 }
 
 // ---- descriptors: PTX ISA 9.7.15.5.1, shared memory layout and matrix descriptor ----

@@ -49,6 +49,10 @@ struct ModOf<ScoreKind::kPlain> {
 
   float scale;
 
+  template <class Params>
+  static __device__ __forceinline__ ModOf of(const Params& params) {
+    return {params.scale_log2};
+  }
   template <class... Place>
   __device__ __forceinline__ float value(float s, const Place&...) const {
     return s * scale;

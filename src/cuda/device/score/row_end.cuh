@@ -16,11 +16,6 @@ __device__ __forceinline__ float load_sink(const SinkRow& sink, int head) {
   return sink.type == FloatType::kBFloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
 }
 
-// e^x of scores in base 2, for partials of them (partial.hpp).
-struct Exp2 {
-  __device__ __forceinline__ float operator()(float x) const { return exp2_approx(x); }
-};
-
 // What normalises a row with this sum, 0 if it saw no key.
 __device__ __forceinline__ float inverse_of(float sum) {
   return sum == 0.f ? 0.f : reciprocal_approx(sum);

@@ -15,6 +15,10 @@ struct ModOf<ScoreKind::kSoftcap> {
 
   Softcap cap;
 
+  template <class Params>
+  static __device__ __forceinline__ ModOf of(const Params& params) {
+    return {params.softcap};
+  }
   template <class... Place>
   __device__ __forceinline__ float value(float s, const Place&...) const {
     return s * cap.factor(s);

@@ -61,10 +61,7 @@ struct Score {
 
   template <class Params>
   static __device__ __forceinline__ Score of(const Params& params) {
-    if constexpr (kCapped)
-      return {{params.softcap}, params.score_slack, params.least_exact};
-    else
-      return {{params.scale_log2}, params.score_slack, params.least_exact};
+    return {Mod::of(params), params.score_slack, params.least_exact};
   }
 
   // The score in base 2, less a shift.

@@ -62,7 +62,7 @@ __device__ __forceinline__ void accumulate_dq(const BackwardParams& params,
                                  descriptor(Traits::KTile::kMajorMN, shared.k[0]),
                                  descriptor(Traits::DsTile::kMajorK, shared.ds)};
   const int tiles = query_steps<Traits>(params, work);
-  typename QueryWalk<Traits>::Place at(params, work);
+  WidePlace<Traits> at(params, work);
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     dq.add_tile(tile, at);

@@ -4,11 +4,34 @@
 // release take long.
 #pragma once
 
+#include "cuda/device/choice.cuh"
 #include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/produce.cuh"
 #include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// A place that goes on to the next one, without a division.
+struct AdvancingPlace : QueryPlace {
+  // The first one.
+  __device__ __forceinline__ AdvancingPlace(const BackwardParams& params, const KeyTile& work) {
+    head = work.kv_head * params.heads_per_kv_head;
+    tile = work.query_tile_begin;
+    index = work.first_query_tile + head * params.schedule.query_tiles.tiles + tile;
+  }
+  __device__ __forceinline__ void advance(const BackwardParams& params, const KeyTile& work) {
+    ++tile, ++index;
+    if (tile == work.query_tile_end) {
+      tile = work.query_tile_begin;
+      index += params.schedule.query_tiles.tiles - work.query_tiles();
+      ++head;
+    }
+  }
+};
+
+// That of a role's walk; over lists it goes on by itself.
+template <class Traits>
+using WidePlace = Choice<Traits::kLists, typename QueryWalk<Traits>::Place, AdvancingPlace>;
 
 enum class WideProducerWarp : int { kLoadQ, kLoadDout, kWaitForSemaphore, kReleaseSemaphore };
 
@@ -22,7 +45,7 @@ __device__ __forceinline__ void load_all_queries(const BackwardParams& params, c
                                                  RingBarriers<kQueryStages>& barriers,
                                                  const char* empty, const BesideOf& beside_of) {
   const ListedSequence& s = work.sequence;
-  typename QueryWalk<Traits>::Place at(params, work);
+  WidePlace<Traits> at(params, work);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     const auto [stage, phase] = QueryState::at(i);
     const BoxAt box =  // ahead of the wait
@@ -42,7 +65,7 @@ template <class Traits>
 __device__ __forceinline__ void wait_for_semaphores(const BackwardParams& params,
                                                     typename Traits::Shared& shared,
                                                     const KeyTile& work, int tiles) {
-  typename QueryWalk<Traits>::Place at(params, work);
+  WidePlace<Traits> at(params, work);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     const DqSums<Traits> sums(params, work, 0, at);
     sums.semaphore().wait(sums.order());
@@ -57,7 +80,7 @@ template <class Traits>
 __device__ __forceinline__ void release_semaphores(const BackwardParams& params,
                                                    typename Traits::Shared& shared,
                                                    const KeyTile& work, int tiles) {
-  typename QueryWalk<Traits>::Place at(params, work);
+  WidePlace<Traits> at(params, work);
   if (tiles > 0) arrive(&shared.dq_ready);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     wait(&shared.dq_added, SingleState::at(i).phase, "dq_added");
@@ -76,9 +99,8 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
     load_k<Traits>(params, shared, work, walked);
     load_all_queries<Traits, typename Traits::QTile>(
         params, work, tiles, &params.q, params.q_rows, params.workspace.lse_log2, shared.q,
-        shared.lse, shared.q_barriers, "q_empty", [&](const typename QueryWalk<Traits>::Place& at) {
-          return MaskBeside<Traits>(params, shared, work, at);
-        });
+        shared.lse, shared.q_barriers, "q_empty",
+        [&](const WidePlace<Traits>& at) { return MaskBeside<Traits>(params, shared, work, at); });
   }
   if (role == WideProducerWarp::kLoadDout && elect_one()) {
     load_v<Traits>(params, shared, work, walked);

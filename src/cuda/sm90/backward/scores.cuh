@@ -111,17 +111,10 @@ template <class Traits>
 struct Probabilities {
   using Mod = ModOf<Traits::kCapped ? ScoreKind::kSoftcap : ScoreKind::kPlain>;
 
-  static __device__ __forceinline__ Mod mod_of(const BackwardParams& params) {
-    if constexpr (Mod::kSlope)
-      return {params.softcap};
-    else
-      return {params.scale_log2};
-  }
-
   // Of raw scores, before the mask.
   template <int N>
   static __device__ __forceinline__ void remap(const BackwardParams& params, float (&r_s)[N]) {
-    if constexpr (Mod::kRemaps) remap_tile(mod_of(params), r_s);
+    if constexpr (Mod::kRemaps) remap_tile(Mod::of(params), r_s);
   }
 
   // Replaces scores by what dSᵀ is to be multiplied with: Pᵀ = exp2(Sᵀ · scale − lse), or, under a
@@ -133,7 +126,7 @@ struct Probabilities {
                                                  const KeysByQueries<N>& view, float (&r_s)[N],
                                                  uint32_t (&r_p)[N / 2], const Lse& lse) {
     using View = KeysByQueries<N>;
-    const Mod mod = mod_of(params);
+    const Mod mod = Mod::of(params);
     const float scale_log2 = params.scale_log2;
 #pragma unroll
     for (int pair = 0; pair < N / 4; ++pair) {

@@ -121,31 +121,15 @@ struct QueryPlace {
   int index;  // among all query tiles in the workspace
 
   QueryPlace() = default;
-  // The first one.
-  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work)
-      : head(work.kv_head * params.heads_per_kv_head),
-        tile(work.query_tile_begin),
-        index(work.first_query_tile + head * params.schedule.query_tiles.tiles + tile) {}
-
   __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work, int i) {
     const int tiles = work.query_tiles(), own_head = i / tiles;
     head = work.kv_head * params.heads_per_kv_head + own_head;
     tile = work.query_tile_begin + (i - own_head * tiles);
     index = work.first_query_tile + head * params.schedule.query_tiles.tiles + tile;
   }
-
-  // Goes on to the next one, without a division.
-  __device__ __forceinline__ void advance(const BackwardParams& params, const KeyTile& work) {
-    ++tile, ++index;
-    if (tile == work.query_tile_end) {
-      tile = work.query_tile_begin;
-      index += params.schedule.query_tiles.tiles - work.query_tiles();
-      ++head;
-    }
-  }
 };
 
-// The walk of a role. Place: one that advances by itself. lists.cuh has that over lists.
+// The walk of a role. lists.cuh has that over lists.
 template <class Traits, bool kLists = Traits::kLists>
 struct QueryWalk;
 template <class Traits>

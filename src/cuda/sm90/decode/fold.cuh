@@ -13,6 +13,11 @@
 
 namespace flash3::cuda::sm90 {
 
+// e^x of scores in base 2, for partials of them (score/partial.hpp).
+struct Exp2 {
+  __device__ __forceinline__ float operator()(float x) const { return exp2_approx(x); }
+};
+
 // A thread's share of a partial. Element 4j + 2h + e of block b of `out` is head dim
 // 64·b + 16·warp + dim_of(lane / 4, h) of query row 8·j + 2·(lane % 4) + e. Element 2·j + e of
 // `max` and `sum` is that row's. A sum is over one warp's keys; the four warps' are added at the

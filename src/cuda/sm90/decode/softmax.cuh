@@ -4,6 +4,7 @@
 // memory.
 #pragma once
 
+#include "cuda/device/ptx/mma.cuh"
 #include "cuda/device/score/softcap.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/device/score/transposed_views.hpp"

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting, and what keeps warpgroups in step: mbarriers in shared memory (producers and consumers)
 // and the hardware's named barriers (among consumers); rings between a producer and the consumers.
-// In a build with FLASH3_DEBUG_BARRIERS a wait that lasts
-// seconds prints the barrier's name and traps.
+// In a build with FLASH3_DEBUG_BARRIERS a wait that lasts seconds prints the barrier's name and
+// traps. A stage of a ring, in shared memory, is by turns
 //
-// A ring is a circular buffer of shared-memory stages:
+//   empty → (producer: expect bytes, TMA) → full → (consumers: read, arrive) → empty → …
 //
-// stage s cycles: empty → (producer: expect bytes, TMA) → full → (consumers: read, arrive) → empty
-// … Each side walks with its own PipelineState; the parity that it waits for flips each time round.
+// Each side walks with its own PipelineState; the parity that it waits for flips each time round.
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"

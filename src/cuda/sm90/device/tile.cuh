@@ -56,13 +56,9 @@ struct SharedTile {
   }
 };
 
-// ---- products ----
-
-// The two products of attention on one warpgroup: 64 rows, accumulators in registers.
-//
-// Accumulator fragment (PTX ISA 9.7.15.5.2.2, m64nN): thread t of the warpgroup holds rows
-// r0 = 16·(t / 32) + t % 32 / 4 and r0 + 8; element 4j + 2h + e is row r0 + 8h, column 8j + 2·(t %
-// 4) + e.
+// ---- products: of 64 rows, a warpgroup's, in fragments of accumulators (score/view.hpp) ----
+// Thread t has rows r0 = 16·(t / 32) + t % 32 / 4 and r0 + 8 (PTX ISA 9.7.15.5.2.2, m64nN); element
+// 4j + 2h + e is row r0 + 8h, column 8j + 2·(t % 4) + e.
 
 inline constexpr int kWarpgroupRows = 64;
 
@@ -126,23 +122,19 @@ __device__ __forceinline__ void pack_probabilities(const float (&r_s)[N], uint32
   for (int i = 0; i < N / 2; ++i) r_p[i] = pack2<T>(r_s[2 * i], r_s[2 * i + 1]);
 }
 
-// ---- copies ----
+// ---- copies: one thread issues; what lies outside the tensor is read as zero, never written ----
 
-// Bulk tensor copies between global and shared memory by the copy engine. One thread issues; what
-// lies outside the tensor is read as zero and never written.
-
-// Where a box begins in a map (RowMap): (dim, head, row, batch), or of a ragged map (dim,
-// head, y, x).
+// Where a box begins in a map (RowMap): (dim, head, row, batch), of a ragged one (dim, head, y, x).
 struct BoxAt {
   int32_t dim, head, y, x;
   bool ragged;
 };
 
-// The rows from `row` on, of a head or of a group's first head, of a sequence. Rows behind the
-// sequence's end are read as zero and never written. In a map of one length the tensor ends there.
-// A ragged map has all rows of the tensor twice, as x and as y, and y ends at kRaggedEnd: the box
-// begins so far before it as the sequence has rows left, and x makes up for it. A last coordinate
-// takes kRaggedEnd rows off again: its stride wraps the address round.
+// The rows of a sequence from `row` on, of a head or of a group's first head. Where all have one
+// length the tensor ends with them. A ragged map has all rows of the tensor twice, as x and as y,
+// and y ends at kRaggedEnd: the box begins so far before it as the sequence has rows left, and x
+// makes up for it. A last coordinate takes kRaggedEnd rows off again: its stride wraps the address
+// round.
 __device__ __forceinline__ BoxAt box_at(const RowMap& map, int batch, int first, int length,
                                         int row, int head) {
   if (!map.ragged) return {0, head, row, batch, false};
@@ -180,7 +172,6 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, const BoxAt& at,
 }
 
 // ---- hidden keys ----
-
 // Keys that no query of the sequence sees, in front of a window or of a chunk, share a tile with
 // keys that are seen. Their weight is 0, but 0 · NaN and 0 · ∞ are NaN: the producer clears their
 // rows before the consumers may read the tile, so that what they hold reaches nobody. Rows behind

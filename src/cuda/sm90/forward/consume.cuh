@@ -20,12 +20,14 @@
 
 namespace flash3::cuda::sm90 {
 
-// The key tiles that a consumer walks over: those of a work tile, of which its rows see ranges of
-// keys. seen_keys.cuh has the tiles of lists.
+// How a consumer walks over key tiles: over those of a work tile, of which its rows see ranges of
+// keys. seen_keys.cuh has the walk over lists.
 template <class Traits, bool kLists = Traits::kLists>
-struct WalkedTiles;
+struct KeyWalk;
 template <class Traits>
-struct WalkedTiles<Traits, false> {
+struct KeyWalk<Traits, false> {
+  static constexpr bool kPassesTiles = false;  // over some without a product
+  struct Queries {};                           // Q in registers
   struct OfWorkTile {};
 
   template <class Consumer>
@@ -60,8 +62,7 @@ struct Consumer {
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using KvState = typename Traits::KvState;
-  using TraitsType = Traits;
-  using Walked = WalkedTiles<Traits>;
+  using Walk = KeyWalk<Traits>;
   using Rows = FinishedRows<Traits>;
   using OperandsType = Operands;
   using StoreType = Store;
@@ -70,7 +71,7 @@ struct Consumer {
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
   static constexpr bool kLists = Traits::kLists;
-  static constexpr bool kPassesTiles = Traits::kPassesTiles;
+  static constexpr bool kPassesTiles = Walk::kPassesTiles;
   // Two warpgroups leave time beside the first scores of a work tile, and registers for a second
   // mask, but for those of split kernels.
   static constexpr bool kDescribeUnderScores = Traits::kWarpgroups == 2 && !Traits::kSplit;
@@ -83,7 +84,6 @@ struct Consumer {
   using Scores = typename View::Scores;
   using Probabilities = uint32_t[Operands::kProbabilityRegisters];
   using Output = float[Traits::kHeadDimV / 2];
-  using Queries = uint32_t[Traits::kQRegisters];
 
   // One work tile. Its arrays are variables of consume(): in one object with them, or in a function
   // further in, the compiler promotes to registers later, and ptxas sees another program.
@@ -92,17 +92,17 @@ struct Consumer {
     Operands operands;
     int n;  // the present key tile
     Descriptor q;
-    Queries& queries;  // kQInRegisters
+    typename Walk::Queries& queries;
     Softmax& softmax;
     Scores& scores;  // S, then P
     Probabilities& probabilities;
     Output& output;
     float (&alpha)[2];     // what the thread's two rows of `output` are to be multiplied by
     int row, key_in_tile;  // of element 0 of `scores`
-    typename Walked::OfWorkTile walked;
+    typename Walk::OfWorkTile walked;
 
     __device__ __forceinline__ View view() const {
-      return {row, Walked::number(*this) * kTileN + key_in_tile};
+      return {row, Walk::number(*this) * kTileN + key_in_tile};
     }
   };
 
@@ -216,7 +216,7 @@ struct Consumer {
   template <class Meanwhile>
   __device__ __forceinline__ void first_key_tile(Tile& tile, const Meanwhile& meanwhile) {
     if constexpr (kPassesTiles)
-      Walked::first_scores(*this, tile, meanwhile);
+      Walk::first_scores(*this, tile, meanwhile);
     else
       first_scores(tile, meanwhile);
     begin_softmax(tile);
@@ -228,7 +228,7 @@ struct Consumer {
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
     issue_scores(tile.scores, tile.q, k_state.stage);
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
-    Walked::read(*this, tile, k_state.stage);
+    Walk::read(*this, tile, k_state.stage);
     meanwhile();
     tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
@@ -243,7 +243,7 @@ struct Consumer {
     ping_pong.wait();
     issue_scores(tile.scores, tile.q, stage);
     issue_output(tile, v_state_at(stage));
-    Walked::read(*this, tile, stage);
+    Walk::read(*this, tile, stage);
   }
 
   // P of this key tile; O of the one before it comes in between.
@@ -287,7 +287,7 @@ struct Consumer {
     wgmma_wait<0>();
     fence_operand(tile.output);
     if constexpr (kPassesTiles)
-      Walked::release_v(*this);
+      Walk::release_v(*this);
     else
       release(&shared.v_barriers.empty[last_v.stage], thread);
     tile.operands.complete_output(tile);
@@ -346,7 +346,7 @@ struct Consumer {
   // Masks the scores and raises the rows' maxima; true if O must be rescaled.
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
     tile.operands.scale_scores(tile);
-    const auto mask = [&] { Walked::mask(*this, tile); };
+    const auto mask = [&] { Walk::mask(*this, tile); };
     bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
     if constexpr (kLists) masked = tile.walked.seen.masked;
     if constexpr (Score::kCapped) {
@@ -400,7 +400,7 @@ __device__ __forceinline__ void consume(Consumer& c) {
     float alpha[2];
     typename Consumer::Softmax softmax{Consumer::Score::of(c.params)};
     typename Consumer::Scores scores;
-    typename Consumer::Queries queries;
+    typename Consumer::Walk::Queries queries;
     typename Consumer::Tile tile{.keys = keys,
                                  .operands = c.make_operands(),
                                  .n = keys.seen.end - 1,  // from the last to the first
@@ -413,14 +413,14 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .alpha = alpha,
                                  .row = c.row,
                                  .key_in_tile = c.key_in_tile,
-                                 .walked = Consumer::Walked::begin(c)};
+                                 .walked = Consumer::Walk::begin(c)};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);
       c.hand_back(c.tiles);
     });
     if constexpr (Consumer::kPassesTiles)
-      Consumer::Walked::run(c, tile);
+      Consumer::Walk::run(c, tile);
     else
       run_key_tiles(c, tile);
     float inverse_sum[2], lse[2];

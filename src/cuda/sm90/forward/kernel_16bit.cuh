@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What 16-bit kernels are put together from. load_pages.cuh adds the paged ones,
-// load_lists.cuh those that walk lists, device/score/softcap.cuh those with a softcap.
-//
-// Operands of a consumer (consume.cuh): float16 and bfloat16.
+// What 16-bit kernels are put together from. load_pages.cuh adds the paged ones, load_lists.cuh
+// those that walk lists, device/score/softcap.cuh those with a softcap.
 #pragma once
 
-#include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/kernel.cuh"
 #include "cuda/sm90/forward/load.cuh"
-#include "cuda/sm90/forward/params.h"
-#include "cuda/sm90/forward/traits.cuh"
-#include "cuda/sm90/forward/warp_rows.cuh"
 
 namespace flash3::cuda::sm90 {
 
+// Operands of a consumer (consume.cuh): float16 and bfloat16.
 template <class Traits>
 struct Operands16Bit {
   using Score = cuda::Score<Traits::kScore>;
@@ -72,12 +67,9 @@ struct Operands16Bit {
                                                       const typename Traits::KvState&) const {}
 };
 
-// ---- the epilogue ----
+// ---- the epilogue: registers → shared memory, in the place of Q → global memory ----
 
-// The epilogue of one warpgroup's 64 rows: registers → shared memory, in the place of Q → global
-// memory; in float32, which has no room there, straight from registers.
-
-// Stores a thread's two rows in float32.
+// Stores a thread's two rows in float32, which has no room there, straight from registers.
 template <int N>
 __device__ __forceinline__ void store_float32(const ForwardParams& params, const WarpOutput& output,
                                               const float (&r_o)[N], int thread) {

@@ -24,19 +24,7 @@ namespace flash3::cuda::sm90 {
 // are rounded to e4m3, whose largest number is 448. A weight may exceed the row's maximum so far by
 // 2^kFp8Slack before it is raised (device/score/softmax.cuh): together they must stay below 448.
 // What is 2^(6 + kFp8Offset) below the maximum begins to lose bits.
-
-// In powers of two: what weights are multiplied by.
 inline constexpr float kFp8Offset = 6.f;
-
-// m is in base 2, and shifts leave the offset: as in device/score/softmax.cuh.
-struct Fp8Maximum {
-  static constexpr float kOffset = kFp8Offset;
-
-  __device__ __forceinline__ float shift_of(float m) const { return m - kOffset; }
-  __device__ __forceinline__ float max_above(float m, float shift) const {
-    return m - kOffset - shift;
-  }
-};
 
 // What the scores of a key tile are multiplied by: those of a thread's two rows by one factor, or
 // by one each.
@@ -58,7 +46,7 @@ template <ScoreKind, bool kRowScales = false>
 struct Fp8Score;
 
 template <bool kRowScales>
-struct Fp8Score<ScoreKind::kPlain, kRowScales> : Fp8Maximum {
+struct Fp8Score<ScoreKind::kPlain, kRowScales> {
   static constexpr bool kCapped = false, kKeepsLargest = false;
 
   ScoreScale<kRowScales> scale;
@@ -68,10 +56,14 @@ struct Fp8Score<ScoreKind::kPlain, kRowScales> : Fp8Maximum {
     return {};
   }
 
-  // As Score<kPlain>, but m is of scaled scores.
+  // As Score<kPlain>, but m is of scaled scores, in base 2, and shifts leave the offset.
   template <class Place>
   __device__ __forceinline__ float log2_above(float s, float shift, const Place& at) const {
     return fmaf(s, scale.of_row(at.r), -shift);
+  }
+  __device__ __forceinline__ float shift_of(float m) const { return m - kFp8Offset; }
+  __device__ __forceinline__ float max_above(float m, float shift) const {
+    return m - kFp8Offset - shift;
   }
   __device__ __forceinline__ float limit(float m) const { return m + kFp8Slack; }
   __device__ __forceinline__ bool needs_exact(float m) const { return limit(m) < 0.f; }
@@ -212,10 +204,10 @@ class OperandsFp8 {
   // Read again for each key tile: they need no registers in between.
   __device__ __forceinline__ float q_scale(int h) const {
     if constexpr (!Traits::kRowScales) {
-      return q_scales_.q[0];
+      return q_scales_[0];
     } else {
       const int thread = thread_in_warpgroup();
-      return q_scales_.q[thread / 32 * kWarpRows + thread % 32 / 4 + 8 * h];
+      return q_scales_[thread / 32 * kWarpRows + thread % 32 / 4 + 8 * h];
     }
   }
   __device__ __forceinline__ float v_scale(const typename Traits::KvState& state) const {

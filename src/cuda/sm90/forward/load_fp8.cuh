@@ -173,7 +173,7 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
                    box_at(params.q_rows, s.batch, s.q_first, s.q_length, row, work.head_group),
                    full);
     // Rows behind the end have no scale; any does for them.
-    copy_scale(shared.q_scales[state.stage][w].q, scales,
+    copy_scale(shared.q_scales[state.stage][w], scales,
                min(row, s.q_length - 1) / int(kScaleBlock));
     arrive_behind_copies(full);
     arrive_expect_bytes(full, Tile::kBytes);

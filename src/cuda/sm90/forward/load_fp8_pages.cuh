@@ -15,7 +15,7 @@ namespace flash3::cuda::sm90 {
 // Starts to copy the scales of a warpgroup's rows of Q, whose first query is `query`. Rows behind
 // the end of the sequence and idle ones take one that exists. Everything is computed anew for each
 // row: the loader's registers are few.
-__device__ __forceinline__ void copy_row_scales(QueryScales<true>& shared,
+__device__ __forceinline__ void copy_row_scales(float (&shared)[kWarpgroupRows],
                                                 const ForwardParams& params, const WorkTile& work,
                                                 int query) {
   const ListedSequence& s = work.sequence;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_row_scales(QueryScales<true>& shared,
           s.batch * view.stride_batch +
           unsigned(head) / unsigned(view.heads_per_scale) * view.stride_head +
           scale_block(fp8_params(params).q_packed, s.q_first, s.batch, token) * view.stride_block;
-    copy_scale(&shared.q[row], scale, 0);
+    copy_scale(&shared[row], scale, 0);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/mask_lists.hpp"
+#include "cuda/device/ptx/mma.cuh"
 #include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/device/mask_tile.cuh"
 #include "cuda/sm90/forward/consume.cuh"
@@ -134,7 +135,13 @@ __device__ __forceinline__ void load_rows(uint32_t (&r)[Tile::kCols / 4], const 
 }
 
 template <class Traits>
-struct WalkedTiles<Traits, true> {
+struct KeyWalk<Traits, true> {
+  // A key tile is half of a listed block, of which a warpgroup's queries may see nothing.
+  static constexpr bool kPassesTiles = Traits::kTileN < Traits::kTileM;
+  // Products of few keys read K as fast as shared memory gives it: Q comes from registers.
+  static constexpr bool kQInRegisters = kPassesTiles && Traits::kConfig.head_dim <= 128;
+  using Queries = uint32_t[kQInRegisters ? Traits::kConfig.head_dim / 4 : 1];
+
   struct OfWorkTile {
     RowsOfMask rows;
     SeenKeys seen = {};
@@ -173,7 +180,7 @@ struct WalkedTiles<Traits, true> {
     const int stage = c.k_state.stage, q_stage = c.q_state.stage;
     c.pending_v = c.k_state;
     wait(&c.shared.q_barriers[c.warpgroup].full[q_stage], c.q_state.phase, "q_full");
-    if constexpr (kQInRegisters<C>)
+    if constexpr (kQInRegisters)
       load_rows<typename C::QTile>(tile.queries, c.shared.q[q_stage][c.warpgroup], c.thread);
     wait(&c.shared.k_barriers.full[stage], c.k_state.phase, "k_full");
     issue_scores(c, tile, stage);
@@ -219,14 +226,11 @@ struct WalkedTiles<Traits, true> {
   }
 
  private:
-  template <class C>
-  static constexpr bool kQInRegisters = C::TraitsType::kQInRegisters;
-
   template <class C, class Tile>
   static __device__ __forceinline__ void issue_scores(C& c, Tile& tile, int stage) {
-    if constexpr (kQInRegisters<C>)
-      issue_abt<C::TraitsType::kElement, typename C::KTile>(tile.scores, tile.queries,
-                                                            c.k + stage * C::KTile::kBytes);
+    if constexpr (kQInRegisters)
+      issue_abt<Traits::kElement, typename Traits::KTile>(tile.scores, tile.queries,
+                                                          c.k + stage * C::KTile::kBytes);
     else
       c.issue_scores(tile.scores, tile.q, stage);
   }

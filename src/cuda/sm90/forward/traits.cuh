@@ -101,11 +101,6 @@ struct ForwardConstants {
   static constexpr int kWarpgroups = kConfig.warpgroups;
   // The band's edge then crosses key tiles that only other warpgroups see.
   static constexpr bool kSkipMaskedTiles = kBand && kTileN < kTileM;
-  // A key tile is half of a listed block, of which a warpgroup's queries may see nothing.
-  static constexpr bool kPassesTiles = kLists && kTileN < kTileM;
-  // Products of few keys read K as fast as shared memory gives it: Q comes from registers.
-  static constexpr bool kQInRegisters = kPassesTiles && kConfig.head_dim <= 128;
-  static constexpr int kQRegisters = kQInRegisters ? kConfig.head_dim / 4 : 1;
   // Short sequences may share a tile; FP8: a tile's keys have one scale.
   static constexpr bool kSlots = kConfig.operands == Operands::k16Bit;
 

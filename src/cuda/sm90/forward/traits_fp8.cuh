@@ -28,13 +28,6 @@ struct SharedSums {
 template <int kWarpgroups, int kHeadDimV>
 struct SharedSums<kWarpgroups, kHeadDimV, false> {};
 
-// What the elements of a warpgroup's rows of Q stand for: one scale for all, or one each where the
-// rows may be of several heads.
-template <bool kOfRows>
-struct QueryScales {
-  float q[kOfRows ? kWarpgroupRows : 1];
-};
-
 template <ForwardConfig kRow, Element kElement>
 struct Fp8Traits : ForwardConstants<kRow, kElement> {
   using Constants = ForwardConstants<kRow, kElement>;
@@ -50,8 +43,10 @@ struct Fp8Traits : ForwardConstants<kRow, kElement> {
   using RawState = PipelineState<kRawStages>;
   static constexpr bool kTransposesAhead = kRawParts > 1 && RawVTile::kRows % 64 == 0;
 
+  // What the elements of a warpgroup's rows of Q stand for: one scale for all, or one each where
+  // the rows may be of several heads.
   static constexpr bool kRowScales = kConfig.row_scales();
-  using QScales = QueryScales<kRowScales>;
+  using QScales = float[kRowScales ? kWarpgroupRows : 1];
 
   static constexpr bool kTwoLevel = kConfig.two_level, kSharedSums = sums_in_shared(kConfig);
 

@@ -29,8 +29,7 @@ __device__ __forceinline__ TileMask::Range warpgroup_queries(const ForwardParams
   return {first, min(first + params.pack.queries, work.sequence.q_length)};
 }
 
-// The key tiles that these queries see, among all of the work tile; one that they do not see where
-// they see none.
+// The key tiles, of all, that these queries see; one that they do not where they see none.
 __device__ __forceinline__ TileMask::Range seen_tiles(const TileMask& mask, int k_length,
                                                       const TileMask::Range& queries,
                                                       const TileMask::Range& all, int tile_n) {
@@ -90,9 +89,8 @@ __device__ __forceinline__ void note_keys(const ForwardParams& params, const Wor
   }
 }
 
-// ---- the output and what else is of rows, and what 16-bit and FP8 kernels store alike ----
+// ---- what rows become; a row is counted from the warpgroup's first ----
 
-// A row is counted from the warpgroup's first.
 struct WarpOutput {
   const ForwardParams& params;
   const WarpQueries& queries;
@@ -154,8 +152,7 @@ __device__ __forceinline__ void add_sinks(const ForwardParams& params, const War
   }
 }
 
-// Rows that see no key at all: output 0, LSE −∞, or the sink where there is one. Each warp
-// stores its own.
+// Rows that see no key: output 0, LSE −∞ or the sink. Each warp stores its own.
 __device__ __forceinline__ void store_empty(const ForwardParams& params, const WarpOutput& output,
                                             int thread) {
   const int lane = thread % 32, first_row = thread / 32 * kWarpRows;

@@ -12,8 +12,7 @@ import json
 import pathlib
 import sys
 
-from cubin import sections_of
-from cuda_objects import read_objects
+from cuda_objects import read_objects, sections_of
 
 COUNTS = pathlib.Path(__file__).with_name("kernel_code.json")
 GROWTH = 1.25

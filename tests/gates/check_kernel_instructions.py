@@ -6,8 +6,7 @@ measure the tensor cores' ceiling have every HGMMA or QGMMA that they count as w
 import re
 import sys
 
-from cubin import instructions_of
-from cuda_objects import demangle, is_attention, parse_args
+from cuda_objects import demangle, instructions_of, is_attention, parse_args
 
 NEEDED = ("HGMMA", "UTMALDG")
 FP8_NEEDED = ("QGMMA", "UTMALDG", "LDSM", "STSM")  # the last two transpose V

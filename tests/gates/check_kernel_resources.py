@@ -7,8 +7,7 @@ Reads the report that nvcc printed when it compiled the file, and the launch bou
 import re
 import sys
 
-from cubin import launch_bounds, sections_of
-from cuda_objects import demangle, is_attention, log_of, parse_args
+from cuda_objects import demangle, is_attention, launch_bounds, log_of, parse_args, sections_of
 
 REGISTERS_PER_SM = 65536
 # Anything of the sort costs a multiple of its own time: C7510 and C7514 are "wgmma serialized".

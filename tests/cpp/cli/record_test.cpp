@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 verify --record on the CPU, as a trial: what it notes, and when. What the gate makes of a
-// record is in tests/gates/check_verified_rules.py.
+// record is in tests/gates/check_rules.py.
 #include "program.hpp"
 
 namespace flash3::cli {

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "cases/id_text.hpp"
 #include "cases/internals.hpp"
+#include "cases/text.hpp"
 
 namespace flash3::cases {
 namespace {

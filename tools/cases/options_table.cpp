@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the case table with sinks, softcaps and chunks, and the table of ragged batches; at
 // the end the part of that in which tensors have no rows, or sequences no tokens or a single one.
+
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <utility>
 
-#include "cases/pairwise.hpp"
 #include "cases/table.hpp"
 
 namespace flash3::cases {
@@ -247,6 +248,101 @@ std::vector<Case> empty_cases(std::span<const flash3_dtype> dtypes) {
           cases.push_back(c);
         }
   return cases;
+}
+
+namespace {
+
+// The table of masks as data: every source under every band, shared or not, in sizes at and beside
+// the edges of blocks.
+
+constexpr CaseMask kSources[] = {{CaseMaskSource::kBand},
+                                 {CaseMaskSource::kRanges, 1},
+                                 {CaseMaskSource::kRanges, 2},
+                                 {CaseMaskSource::kRanges, 8},
+                                 {CaseMaskSource::kDocuments},
+                                 {CaseMaskSource::kDense},
+                                 {CaseMaskSource::kBlocks, 0, 128, 128},
+                                 {CaseMaskSource::kBlocks, 0, 64, 64},
+                                 {CaseMaskSource::kBlocks, 0, 8, 40},
+                                 {CaseMaskSource::kBlocks, 0, 256, 128},
+                                 {CaseMaskSource::kBits},
+                                 {CaseMaskSource::kBitBlocks}};
+
+struct Band {
+  bool causal, window;
+  int64_t left, right, chunk;
+};
+constexpr Band kBands[] = {{false, false, -1, -1, 0},
+                           {true, false, -1, -1, 0},
+                           {false, true, 100, 50, 0},
+                           {true, true, 130, -1, 0},
+                           {true, false, -1, -1, 100}};
+
+struct Sizes {
+  int64_t batch, seq_q, seq_k;
+};
+constexpr Sizes kSizes[] = {{2, 128, 128}, {1, 129, 127}, {2, 1, 300},  {1, 300, 1},
+                            {2, 257, 384}, {1, 0, 130},   {1, 130, 0},  {0, 130, 130},
+                            {3, 200, 65},  {1, 640, 513}, {1, 127, 700}};
+
+struct MaskHeads {
+  int64_t q, k;
+};
+constexpr MaskHeads kMaskHeads[] = {{2, 2}, {4, 2}, {3, 1}, {8, 1}};
+
+struct MaskDims {
+  int64_t qk, v;
+};
+constexpr MaskDims kMaskDims[] = {{64, 64}, {128, 128}, {256, 256}, {96, 40},
+                                  {33, 72}, {192, 128}, {160, 160}};
+
+}  // namespace
+
+std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dtypes,
+                                  bool backward) {
+  std::vector<Case> table;
+  // Steps without a common factor: each option meets each other one after a while.
+  size_t i = 0;
+  const size_t rounds = level == Level::kFull ? 4 : 1;
+  for (size_t round = 0; round < rounds; ++round)
+    for (const CaseMask& source : kSources)
+      for (const Band& band : kBands)
+        for (size_t share = 0; share < 4; ++share, ++i) {
+          Case c;
+          c.mask = source;
+          const bool own_heads = share % 2 != 0, own_batch = share / 2 != 0;
+          if (source.source == CaseMaskSource::kBand && share > 0) continue;
+          if (source.source == CaseMaskSource::kDocuments && own_heads) continue;
+          c.mask.of_heads = own_heads, c.mask.of_batch = own_batch;
+          c.dtype = dtypes[i % dtypes.size()];
+          const Sizes& sizes = kSizes[(i + round) % std::size(kSizes)];
+          c.batch = sizes.batch, c.seq_q = sizes.seq_q, c.seq_k = sizes.seq_k;
+          const MaskHeads& heads = kMaskHeads[(i / 3 + round) % std::size(kMaskHeads)];
+          c.heads_q = heads.q, c.heads_k = heads.k;
+          const MaskDims& dims = kMaskDims[(i / 2) % std::size(kMaskDims)];
+          c.head_dim = dims.qk, c.head_dim_v = dims.v;
+          c.causal = band.causal, c.window = band.window, c.chunk = band.chunk;
+          c.window_left = band.left, c.window_right = band.right;
+          *c.added.find("mask_alignment") = i % 7 == 3;
+          if (i % 4 == 1) c.sink = c.dtype == FLASH3_FLOAT32 ? Sink::kFloat32 : Sink::k16;
+          if (i % 5 == 2) c.softcap = 20.f;
+          if (c.softcap > 0) c.softmax_scale = 0.5f;
+          c.layout = i % 6 == 5 ? Layout::kHeadsFirst : Layout::kBatchSeq;
+          c.seed = i + 1;
+          if (backward) {
+            c.backward = true;
+            c.deterministic = i % 2 == 0, c.want_dlse = i % 3 == 0;
+          }
+          table.push_back(c);
+        }
+  return table;
+}
+
+std::vector<Case> fp8_mask_case_table() {
+  constexpr flash3_dtype kFp8[] = {FLASH3_FLOAT8_E4M3};
+  auto table = mask_case_table(Level::kQuick, kFp8, false);
+  std::erase_if(table, [](const Case& c) { return c.softcap > 0; });
+  return table;
 }
 
 }  // namespace flash3::cases

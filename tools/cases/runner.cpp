@@ -8,7 +8,6 @@
 #include "cases/backward_tensors.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cases/checked_call.hpp"
-#include "cases/quantize_runner.hpp"
 #include "oracle/gathered_cache.hpp"
 #include "oracle/yardsticks/naive.hpp"
 

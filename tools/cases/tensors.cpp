@@ -14,7 +14,6 @@
 #include "cases/mask.hpp"
 #include "cases/memory.hpp"
 #include "cases/split_mix.hpp"
-#include "cases/tree_mask.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -7,10 +7,10 @@
 #include <limits>
 #include <optional>
 
-#include "cases/fp8_input.hpp"
 #include "cases/internals.hpp"
-#include "cases/printable.hpp"
+#include "cases/kernel_input.hpp"
 #include "cases/tensors.hpp"
+#include "cases/text.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
@@ -18,7 +18,7 @@
 #include "cli/format.hpp"
 #include "cli/json_file.hpp"
 #include "cli/workbench.hpp"
-#include "device/bench_kernels.hpp"
+#include "device/device.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -11,7 +11,7 @@
 #include "cli/files.hpp"
 #include "cli/format.hpp"
 #include "cli/options.hpp"
-#include "cli/stop.hpp"
+#include "cli/progress.hpp"
 
 namespace {
 

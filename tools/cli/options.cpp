@@ -10,7 +10,7 @@
 #include <numeric>
 #include <utility>
 
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
 #include "cli/format.hpp"
 
 namespace flash3::cli {

@@ -29,8 +29,8 @@ struct BenchPoint {
 // window of 128 keys.
 // "fp8": the sweep with e4m3 tensors and scales for blocks, each beside the call on 16-bit tensors,
 // and how long flash3_quantize takes to make the ones from the others.
-// "masks": masks as data, mask_suite() in mask_suite.cpp.
-// "decode": calls on a KV cache, decode_suite() in decode_suite.cpp.
+// "masks": masks as data.
+// "decode": calls on a KV cache.
 // On the CPU tokens and hidden size are smaller. Throws UsageError for another name.
 std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend backend,
                                     flash3_dtype dtype = FLASH3_BFLOAT16);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What flash3 bench measures on: the backend's memory, its GPU with the monitor, the input data.
-// workbench_cache.cpp holds what is done for calls on a KV cache.
 #pragma once
 
 #include <functional>

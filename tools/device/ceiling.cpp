@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cases/tensors.hpp"
-#include "device/bench_kernels.hpp"
 #include "device/ceiling_instances.hpp"
+#include "device/device.hpp"
 
 namespace flash3::device {
 namespace {

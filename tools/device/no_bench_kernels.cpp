@@ -3,8 +3,8 @@
 #include <stdexcept>
 
 #include "device/ablation.hpp"
-#include "device/bench_kernels.hpp"
 #include "device/ceiling.hpp"
+#include "device/device.hpp"
 #include "device/trace.hpp"
 
 namespace flash3::device {

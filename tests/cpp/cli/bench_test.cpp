@@ -15,7 +15,7 @@
 #include "cli/suites.hpp"
 #include "cli/timing.hpp"
 #include "device/ablation.hpp"
-#include "device/bench_kernels.hpp"
+#include "device/device.hpp"
 #include "device/trace.hpp"
 
 namespace flash3::cli {

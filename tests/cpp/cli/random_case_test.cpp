@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The generator of random problems: what it draws, that it draws the same again, and that every
 // problem is a valid call.
-#include "cases/random_case.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +11,8 @@
 #include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
 #include "cases/entry_points.hpp"
-#include "cases/quantize_runner.hpp"
+#include "cases/runner.hpp"
+#include "cases/table.hpp"
 
 namespace flash3::cases {
 namespace {

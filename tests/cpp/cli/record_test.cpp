@@ -199,7 +199,7 @@ TEST_F(RecordTest, IsOfAGpuUnlessAskedOtherwise) {
   EXPECT_FALSE(fs::exists(path("record.json")));
 }
 
-// cli/sanitizer.hpp says which.
+// cli/record_parts.hpp says which.
 TEST_F(RecordTest, HazardsThatAreNoneAreCounted) {
   const std::string known =
       "========= Error: Potential WAR hazard detected at __shared__ 0x30de8 in block (0,0,0) :\n"

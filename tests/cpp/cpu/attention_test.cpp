@@ -3,7 +3,7 @@
 #include <cmath>
 #include <tuple>
 
-#include "cases/pairwise.hpp"
+#include "cases/table.hpp"
 #include "core/convert.hpp"
 #include "harness.hpp"
 

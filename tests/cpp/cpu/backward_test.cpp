@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "cases/pairwise.hpp"
+#include "cases/table.hpp"
 #include "core/backend.hpp"
 #include "core/convert.hpp"
 #include "harness.hpp"

@@ -7,7 +7,6 @@
 
 #include "../parsed.hpp"
 #include "cases/memory.hpp"
-#include "cases/pairwise.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "core/convert.hpp"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cases/backward_tensors.hpp"
-#include "cases/pairwise.hpp"
+#include "cases/table.hpp"
 #include "core/convert.hpp"
 #include "cpu/backward.hpp"
 #include "harness.hpp"

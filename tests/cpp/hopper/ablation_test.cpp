@@ -7,8 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cases/fp8_input.hpp"
-#include "cases/normal_tensors.hpp"
+#include "cases/kernel_input.hpp"
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
 #include "device/device.hpp"

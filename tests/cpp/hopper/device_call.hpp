@@ -24,7 +24,7 @@
 #include "cases/backward_tensors.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cases/entry_points.hpp"
-#include "cases/quantize_runner.hpp"
+#include "cases/runner.hpp"
 #include "core/convert.hpp"
 #include "fixture.hpp"
 

@@ -2,7 +2,7 @@
 // flash3_merge on the GPU. Skipped without a Hopper GPU.
 #include <limits>
 
-#include "cases/merge_check.hpp"
+#include "cases/runner.hpp"
 #include "fixture.hpp"
 
 namespace flash3 {

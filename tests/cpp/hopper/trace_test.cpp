@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "cases/normal_tensors.hpp"
+#include "cases/kernel_input.hpp"
 #include "cases/tensors.hpp"
 #include "device/device.hpp"
 

@@ -20,16 +20,14 @@ import statistics
 import sys
 
 from bench import RESULTS, ROOT
-from bench.report import verified_table
 from bench.report.context_table import context_points
-from bench.report.cpu_table import cpu_points, cpu_summary
-from bench.report.decode_table import decode_points
 from bench.report.fp8_backward_table import STUDY, study_tables
 from bench.report.models_table import every_model, models_tables
 from bench.report.needle_table import cache_needle_tables, needle_tables
 from bench.report.parts import NAMES, NOT_MEASURED, libraries, median_range, source, table
-from bench.report.speed_table import in_order, newest_of_each_device, short_name, speed_over_peers
-from bench.report.summary_tables import cache_summary, context_summary, fp8_summary, ragged_summary
+from bench.report.suite_tables import cpu_points, cpu_summary, decode_points, load_record, verified_text
+from bench.report.summary_tables import (cache_summary, context_summary, fp8_summary, in_order, newest_of_each_device, ragged_summary, short_name,
+                                         speed_over_peers)
 
 sys.path.insert(0, str(ROOT / "tools/codegen"))
 from generated_block import update  # noqa: E402
@@ -430,7 +428,7 @@ def main():
         return 0
     plain_backward = [item for item in backward if not item[1]["deterministic"]]
     status = update("README.md", "speed", speed_over_peers(gpu, plain_backward, fp8, cpu), args.check)
-    status |= update("docs/accuracy.md", "verified", verified_table.verified_text(verified_table.load()), args.check)
+    status |= update("docs/accuracy.md", "verified", verified_text(load_record()), args.check)
     status |= update("docs/fp8.md", "needle", needle_tables(needle[0] if needle else None), args.check)
     status |= update("docs/fp8.md", "backward", study_tables(), args.check)
     status |= update("docs/transformers.md", "models", models_tables(models[0] if models else None), args.check)

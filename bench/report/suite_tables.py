@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/figures.md from what bench/gpu/decode_peers.py wrote."""
+"""Tables of docs/figures.md from what bench/gpu/decode_peers.py and bench/cpu/cpu_vs_torch.py wrote, and that of docs/accuracy.md from the
+record of what the kernels have passed."""
+import json
 import statistics
 
+from bench import ROOT
 from bench.report.parts import NAMES, libraries, median_range, source, table
 
 OF_BYTES = ("decode", "ragged")  # kinds whose time is that of reading keys and values; of the others operations tell more
@@ -68,3 +71,71 @@ def decode_points(path, report, up="../"):
     if reasons:
         lines.append("Without a result, in the libraries' own words: " + "; ".join(reasons) + ".")
     return "\n\n".join([*lines, f"From {source(path, report, up)}."])
+
+
+# The tables of what bench/cpu/cpu_vs_torch.py measures.
+
+
+def cpu_heading(report):
+    return (f"{report['device']}, {report['instructions']}; torch {report['torch']}, scaled_dot_product_attention on "
+            f"the CPU with as many threads; calls interleaved in one process, medians. Load average of the machine at the end: "
+            f"{report['load_average']:.1f}.")
+
+
+def group_of(result):
+    """Many queries, or one, or their gradients."""
+    dtype, _, seq_q = result["case"].split("/")[:3]
+    what = "backward" if result["case"].endswith("/bwd") else "one query" if seq_q == "q1" else "as many queries as keys"
+    return f"{dtype}, {what}"
+
+
+def cpu_summary(path, report, up="../"):
+    groups = {}
+    for r in report["results"]:
+        groups.setdefault(group_of(r), []).append(r)
+    rows = []
+    for name, results in groups.items():
+        speedups = [r["speedup"] for r in results]
+        best = max(r["flash3"]["gflops"] for r in results)
+        rows.append([name, len(results), f"{statistics.geometric_mean(speedups):.2f}", f"{min(speedups):.2f}",
+                     f"{max(speedups):.2f}", f"{best:.0f}"])
+    header = ["", "cases", "speed-up over torch, geometric mean", "least", "most", "flash3's highest GFLOP/s"]
+    return "\n\n".join([cpu_heading(report), table(header, rows),
+                        f"Over all {len(report['results'])} cases: geometric mean {report['geometric_mean_speedup']:.2f}. "
+                        f"From {source(path, report, up)}."])
+
+
+def cpu_points(path, report, up="../"):
+    rows = [[f"`{r['case']}`", f"{r['flash3']['median_ms']:.3f}", f"{r['torch']['median_ms']:.3f}",
+             f"{r['flash3']['gflops']:.0f}", f"{r['flash3']['kv_gb_per_s']:.1f}", f"{r['speedup']:.2f}"]
+            for r in report["results"]]
+    header = ["case", "flash3 ms", "torch ms", "flash3 GFLOP/s", "GB/s of K and V", "speed-up"]
+    return "\n\n".join([cpu_heading(report), table(header, rows), f"From {source(path, report, up)}."])
+
+
+# What the GPU kernels have passed, in docs/accuracy.md, from the record that `flash3 verify --record` wrote (CONTRIBUTING.md says what it is).
+
+RECORD = "tests/verified/hopper.json"
+TABLES = ("full", "backward", "ragged", "ragged-backward", "masks", "masks-backward", "quantize", "decode")
+
+
+def verified_text(record):
+    """A paragraph; parts that the record does not have are left out."""
+    parts = record["parts"]
+    where = ", ".join(sorted({part["device"].partition(",")[0] for part in parts.values()}))
+    when = ", ".join(sorted({f"{part['date'][:10]} at {part['commit']}" for part in parts.values()}))
+    passed = [f"{sum(parts[name]['passed'] for name in TABLES if name in parts):,} cases of the tables"]
+    if "random" in parts:
+        passed.append(f"{parts['random']['forward']:,} random forward and {parts['random']['backward']:,} random backward problems")
+    if "repeat" in parts:
+        passed.append(f"{parts['repeat']['passed']} cases {parts['repeat']['repetitions']:,} times over with the same bits")
+    if "sanitizer" in parts:
+        passed.append(f"{parts['sanitizer']['passed']} cases under compute-sanitizer's memcheck, racecheck, synccheck and initcheck")
+    listed = ", ".join(passed[:-1]) + (" and " if len(passed) > 1 else "") + passed[-1]
+    failed = sum(part["failed"] for part in parts.values())
+    return (f"The {len(record['kernels'])} GPU kernels whose machine code [{RECORD}](../{RECORD}) has by its hash have passed\n{listed},\nand failed "
+            f"{failed or 'none'} ({where}, {when}). `gate.kernels_verified` lists the kernels that have changed since.")
+
+
+def load_record():
+    return json.loads((ROOT / RECORD).read_text(encoding="utf-8"))

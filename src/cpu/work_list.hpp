@@ -4,6 +4,7 @@
 // own goes together with its neighbours.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -31,7 +32,20 @@ class WorkList {
 
   // When all are there: orders them, those of equal urgency as they were added, and makes the
   // tasks.
-  void close(int threads);
+  void close(int threads) {
+    const auto sooner = [](const Block& a, const Block& b) { return a.urgency > b.urgency; };
+    if (!std::is_sorted(blocks_.begin(), blocks_.end(), sooner))
+      std::stable_sort(blocks_.begin(), blocks_.end(), sooner);
+
+    const double enough = std::min(kLeastWork, work_ / (kTasksPerThread * threads));
+    double work = 0;
+    for (int64_t unit = 0; unit < units(); ++unit) {
+      work += block_of(unit).cost;
+      if (work < enough && unit + 1 < units()) continue;
+      starts_.push_back(unit + 1);
+      work = 0;
+    }
+  }
 
   int64_t tasks() const { return static_cast<int64_t>(starts_.size()) - 1; }
   int64_t units() const { return static_cast<int64_t>(blocks_.size()) * lanes_; }
@@ -46,6 +60,11 @@ class WorkList {
   }
 
  private:
+  // Taking a task costs a fraction of a microsecond; so many multiply-adds take ten or more.
+  static constexpr double kLeastWork = 5e5;
+  // But each thread gets so many tasks, where there are as many units.
+  static constexpr int kTasksPerThread = 8;
+
   int64_t lanes_;
   double work_ = 0;
   std::vector<Block> blocks_;

@@ -11,15 +11,13 @@
 //
 // Rows go in groups that share the loads of K and V; one worker has all the query heads of a KV
 // head, so that dK and dV are summed in one order whatever the number of threads.
-#include "oracle/attention_backward_ref.hpp"
-
 #include <algorithm>
 #include <cmath>
 
+#include "oracle/attention_ref.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
-#include "oracle/work_sharing.hpp"
 #include "oracle/yardsticks/error_bound.hpp"
 
 namespace flash3 {

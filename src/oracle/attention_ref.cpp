@@ -12,7 +12,6 @@
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
-#include "oracle/work_sharing.hpp"
 #include "oracle/yardsticks/error_bound.hpp"
 
 namespace flash3 {

@@ -29,7 +29,6 @@
 
 #include "cases/backward_tensors.hpp"
 #include "cases/tensors.hpp"
-#include "oracle/attention_backward_ref.hpp"
 #include "oracle/attention_ref.hpp"
 
 namespace flash3::cases {

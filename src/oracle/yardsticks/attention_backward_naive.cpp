@@ -9,7 +9,7 @@
 #include "core/convert.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
-#include "oracle/work_sharing.hpp"
+#include "oracle/reference_rows.hpp"
 #include "oracle/yardsticks/naive.hpp"
 
 namespace flash3 {

@@ -14,7 +14,7 @@
 #include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
-#include "oracle/work_sharing.hpp"
+#include "oracle/reference_rows.hpp"
 #include "oracle/yardsticks/naive.hpp"
 
 namespace flash3 {

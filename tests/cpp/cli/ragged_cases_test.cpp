@@ -13,7 +13,7 @@
 #include "cases/table.hpp"
 #include "core/convert.hpp"
 #include "core/padding.hpp"
-#include "cpu/padding.hpp"
+#include "cpu/rows.hpp"
 #include "reference_values.hpp"
 
 namespace flash3::cases {

@@ -10,7 +10,6 @@
 
 #include "../core/call.hpp"
 #include "core/problem.hpp"
-#include "oracle/attention_backward_ref.hpp"
 #include "oracle/attention_ref.hpp"
 #include "oracle/yardsticks/naive.hpp"
 

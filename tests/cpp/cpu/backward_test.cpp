@@ -9,7 +9,7 @@
 #include "core/backend.hpp"
 #include "core/convert.hpp"
 #include "harness.hpp"
-#include "oracle/attention_backward_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3::test {
 namespace {

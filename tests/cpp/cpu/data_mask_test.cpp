@@ -9,7 +9,7 @@
 #include "core/mask_problem.hpp"
 #include "cpu/mask_reader.hpp"
 #include "harness.hpp"
-#include "oracle/attention_backward_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3::test {
 namespace {

@@ -9,7 +9,7 @@
 #include "cases/backward_tensors.hpp"
 #include "cases/mask.hpp"
 #include "harness.hpp"
-#include "oracle/attention_backward_ref.hpp"
+#include "oracle/attention_ref.hpp"
 #include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::test {

@@ -16,7 +16,7 @@
 #include "core/convert.hpp"
 #include "cpu/backward.hpp"
 #include "harness.hpp"
-#include "oracle/attention_backward_ref.hpp"
+#include "oracle/attention_ref.hpp"
 #include "oracle/one_sequence.hpp"
 
 namespace flash3::test {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// flash3_merge on the CPU: many threads, rows after rows.
+// What the CPU does to whole rows: flash3_merge, on many threads, and rows of no token.
 #pragma once
 
 #include <cstddef>
 
+#include "core/padding.hpp"
 #include "core/problem.hpp"
 
 namespace flash3::cpu {
@@ -16,5 +17,7 @@ struct MergePlan {
 
 MergePlan plan_merge(const MergeProblem& problem);
 Status run_merge(const MergeProblem& problem, const MergePlan& plan);
+
+void fill_padding(const Padding& padding);
 
 }  // namespace flash3::cpu

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the library's workspace lies in memory that torch allocates for it.
+// What calls share that torch makes around its dispatcher and by it: where the library's workspace
+// lies in memory that torch allocates for it, and Python's signals.
 #pragma once
 
 #include <cstddef>
@@ -19,5 +20,10 @@ inline void* align_workspace(void* memory) {
   return reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) / kWorkspaceAlignment *
                                  kWorkspaceAlignment);
 }
+
+// From now on CPU calls that Python's main thread makes run the handlers of signals between their
+// work tiles; an exception that one raises, as KeyboardInterrupt, ends the call and is raised then.
+// False: a Python error is set.
+bool watch_signals();
 
 }  // namespace flash3_torch

@@ -7,7 +7,7 @@
 - the losses of trainings with a simulated FP8 backward, for docs/fp8.md;
 - the timelines of context parallelism, from the newest context_profile_*.json (draw_context.py);
 - its speed over the number of ranks, from all context_parallel_*.json (draw_ranks.py);
-- error, memory and kernels' timelines, as `python -m flash3.bench plot` draws them.
+- error, memory and, from bench/results/trials.zip, kernels' timelines, as `python -m flash3.bench plot` draws them.
 
     python3 -m bench.report.draw [--check]
 
@@ -22,7 +22,7 @@ import types
 from xml.sax.saxutils import escape
 
 from bench import RESULTS, ROOT
-from bench.report import draw_context, draw_ranks, draw_speed
+from bench.report import draw_context, draw_ranks, draw_speed, trials
 from bench.report.parts import PAGES, for_both_themes, text
 from bench.report.tables import NAMES, mask, of_speed
 
@@ -224,12 +224,15 @@ def figures():
     if ranks:
         found["context_ranks"] = ranks, by_theme(draw_ranks.draw)
     svgs_of = plot().svgs_of
-    return found | {name: (f"{name}.json", svgs_of) for name in (*CHARTS, *sorted(path.stem for path in RESULTS.glob("trace_*.json")))}
+    traces = (name.removesuffix(".json") for name in trials.load() if name.startswith("trace_"))
+    return found | {name: (f"{name}.json", svgs_of) for name in (*CHARTS, *traces)}
 
 
 def loaded(file):
-    """What a file holds; of a list of files, a list."""
-    return [loaded(one) for one in file] if isinstance(file, list) else json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    """What a file or one of the archive holds; of a list of files, a list."""
+    if isinstance(file, list):
+        return [loaded(one) for one in file]
+    return json.loads((RESULTS / file).read_text(encoding="utf-8") if (RESULTS / file).exists() else trials.load()[file])
 
 
 def main():

@@ -4,7 +4,7 @@
 bench/results, and in docs/accuracy.md what the kernels have passed, from their record.
 
     python3 -m bench.report.tables [--check]
-    python3 -m bench.report.tables --csv DIR       # every point of every measurement
+    python3 -m bench.report.tables --csv DIR       # every point of these measurements
 
 Reads what bench/gpu/peers.py (GPU), bench/cpu/cpu_vs_torch.py (CPU), `flash3 bench --json` (flash3 alone), bench/gpu/call_overhead.py,
 bench/gpu/needle.py, bench/gpu/cache_needle.py, bench/cpu/fp8_backward_study.py, bench/gpu/decode_peers.py, bench/distributed/context_parallel.py,

@@ -78,7 +78,7 @@ def test_fp8_beside_peers_is_drawn(tmp_path):
 def test_plot_of_the_committed_results(tmp_path):
     done = bench("plot", RESULTS, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    for stem in ("forward_h200", "backward_h200", "fp8_h200_alone"):
+    for stem in ("forward_h200", "backward_h200", "fp8_h200"):
         for theme in ("light", "dark"):
             xml.etree.ElementTree.parse(tmp_path / f"{stem}_{theme}.svg")
     assert "holds nothing that is drawn" in done.stderr and "cpu_zen4.json" in done.stderr

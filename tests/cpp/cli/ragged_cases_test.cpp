@@ -14,7 +14,7 @@
 #include "core/convert.hpp"
 #include "core/padding.hpp"
 #include "cpu/rows.hpp"
-#include "reference_values.hpp"
+#include "faulty_memory.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flash3
-from flash3 import _limits
+from flash3 import _support
 from oracle import exact
 from test_attention import make
 
@@ -185,7 +185,7 @@ def test_devices_do_not_mix():
 # Head dims: what the library says is what calls take, and what the documents say.
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FORWARD, FP8, BACKWARD = (_limits.MOST["cpu"][calls] for calls in ("forward", "fp8", "backward"))
+FORWARD, FP8, BACKWARD = (_support.MOST["cpu"][calls] for calls in ("forward", "fp8", "backward"))
 
 
 def tensors(dim, dim_v, **options):

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 
 from .._options import window_sides
-from . import _balance
 from ._calls import Call, TokenRows
-from ._geometry import Mask, Range, count, documents_of, grouped, is_packed, joined, joined_ranges, pieces, rows_of, seen, segments
+from ._geometry import Mask, Range, count, deal, documents_of, grouped, is_packed, joined, joined_ranges, pieces, rows_of, seen, segments
 from ._pulls import Copy, Part, Pulls, copies_of, needed_copies, packed, sums_of
 
 
@@ -49,8 +48,8 @@ class Layout:
         self.cu_q, self.cu_k = tuple(cu[:length]), tuple(cu[length:])
         self.documents = documents_of(self.cu_q, self.cu_k)
         mask = mask_of(causal, (left, right), chunk)
-        self.ranges_q, self.work = _balance.deal(self.cu_q[-1], ranks, self.documents, mask)
-        self.ranges_k = self.ranges_q if self.cu_k == self.cu_q else _balance.deal(
+        self.ranges_q, self.work = deal(self.cu_q[-1], ranks, self.documents, mask)
+        self.ranges_k = self.ranges_q if self.cu_k == self.cu_q else deal(
             self.cu_k[-1], ranks, [], Mask())[0]
         self._kept = {}
 

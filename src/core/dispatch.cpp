@@ -7,12 +7,11 @@
 
 #include "core/alias_checks.hpp"
 #include "core/backend.hpp"
-#include "core/kept_mask.hpp"
+#include "core/kept.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/pointers.hpp"
 #include "core/quantized_forward.hpp"
-#include "core/schedule.hpp"
 
 namespace flash3 {
 namespace {

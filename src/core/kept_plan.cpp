@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/kept_plan.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -12,6 +10,7 @@
 
 #include "core/alias_checks.hpp"
 #include "core/explain.hpp"
+#include "core/kept.hpp"
 #include "core/mask_checks.hpp"
 #include "core/message.hpp"
 #include "core/option_checks.hpp"

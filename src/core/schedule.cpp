@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/schedule.hpp"
-
 #include <cstdint>
 
 #include "core/alias_checks.hpp"
 #include "core/hash.hpp"
+#include "core/kept.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 

@@ -14,7 +14,6 @@
 #include "cpu/backward.hpp"
 #include "cpu/mask.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/quantize.hpp"
 #include "cpu/rows.hpp"
 
 namespace flash3 {

@@ -12,7 +12,7 @@
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
-#include "oracle/yardsticks/error_bound.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3 {
 namespace {

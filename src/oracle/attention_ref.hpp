@@ -28,7 +28,7 @@ struct ReferenceForward {
   std::vector<double> lse;  // [batch, heads_q, seq_q] or [heads_q, total_q]; −∞ (or the sink) for a
                             // row that sees no key
 
-  // Error bounds (oracle/yardsticks/error_bound.hpp) for the dtypes and the backend of the problem;
+  // Error bounds (oracle/yardsticks/yardsticks.hpp) for the dtypes and the backend of the problem;
   // without a backend those of the CPU. In FP8 that of out is of root mean squares.
   std::vector<float> out_bound, lse_bound;
 
@@ -55,7 +55,7 @@ struct ReferenceBackward {
   std::vector<double> dv;     // likewise
   std::vector<double> dsink;  // [heads_q]; empty if there is no sink
 
-  // Error bounds (oracle/yardsticks/error_bound.hpp), as ReferenceForward has them.
+  // Error bounds (oracle/yardsticks/yardsticks.hpp), as ReferenceForward has them.
   std::vector<float> dq_bound, dk_bound, dv_bound, dsink_bound;
 };
 

@@ -10,7 +10,7 @@
 #include "cases/kernel_input.hpp"
 #include "cases/tensors.hpp"
 #include "oracle/attention_ref.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cases {
 

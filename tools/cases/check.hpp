@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When an output is right: every element by itself must lie within its error bound, which the
-// float64 oracle hands out beside it (oracle/yardsticks/error_bound.hpp derives it),
+// float64 oracle hands out beside it (oracle/yardsticks/yardsticks.hpp derives it),
 //
 //   |got − ref|  ≤  bound
 //

@@ -7,8 +7,8 @@
 #include "cases/checked_call.hpp"
 #include "cases/internals.hpp"
 #include "cases/runner.hpp"
+#include "oracle/definition.hpp"
 #include "oracle/one_sequence.hpp"
-#include "oracle/quantize_ref.hpp"
 
 namespace flash3::cases {
 namespace {

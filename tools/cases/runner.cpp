@@ -9,7 +9,7 @@
 #include "cases/cache_tensors.hpp"
 #include "cases/checked_call.hpp"
 #include "oracle/gathered_cache.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -15,10 +15,9 @@
 #include "cli/format.hpp"
 #include "cli/json_file.hpp"
 #include "cli/progress.hpp"
-#include "cli/suites.hpp"
 #include "cli/workbench.hpp"
 #include "device/device.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "build_commit.hpp"
-#include "cases/entry_points.hpp"
+#include "cases/checked_call.hpp"
 #include "cases/internals.hpp"
 #include "cases/mask.hpp"
 #include "cases/text.hpp"

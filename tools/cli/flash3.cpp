@@ -7,10 +7,10 @@
 #include <sstream>
 #include <system_error>
 
+#include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/files.hpp"
 #include "cli/format.hpp"
-#include "cli/options.hpp"
 #include "cli/progress.hpp"
 
 namespace {

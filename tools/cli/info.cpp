@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "cases/backward_tensors.hpp"
-#include "cases/entry_points.hpp"
+#include "cases/checked_call.hpp"
 #include "cases/mask.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"

@@ -16,7 +16,7 @@
 #include "cli/run_input.hpp"
 #include "cli/safetensors.hpp"
 #include "cli/timing.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cli {
 namespace {

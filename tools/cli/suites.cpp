@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/suites.hpp"
-
 #include <algorithm>
 #include <cmath>
 
@@ -8,6 +6,7 @@
 #include "cases/sequences.hpp"
 #include "cases/text.hpp"
 #include "cli/commands.hpp"
+#include "cli/workbench.hpp"
 
 namespace flash3::cli {
 namespace {

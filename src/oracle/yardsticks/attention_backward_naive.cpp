@@ -10,7 +10,7 @@
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3 {
 namespace {

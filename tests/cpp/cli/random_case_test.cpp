@@ -13,7 +13,7 @@
 #include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
 #include "cases/check.hpp"
-#include "cases/entry_points.hpp"
+#include "cases/checked_call.hpp"
 #include "cases/mask.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"

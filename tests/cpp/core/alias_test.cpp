@@ -12,8 +12,8 @@
 
 #include "call.hpp"
 #include "core/alias_checks.hpp"
+#include "core/kept.hpp"
 #include "core/pointers.hpp"
-#include "core/schedule.hpp"
 #include "flash3/plan.h"
 #include "rules.hpp"
 

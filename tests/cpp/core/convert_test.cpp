@@ -12,7 +12,7 @@
 
 #include "core/fp8.hpp"
 #include "core/rotation.hpp"
-#include "oracle/quantize_ref.hpp"
+#include "oracle/definition.hpp"
 
 namespace flash3 {
 namespace {

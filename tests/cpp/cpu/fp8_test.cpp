@@ -11,9 +11,9 @@
 #include "cases/table.hpp"
 #include "core/convert.hpp"
 #include "core/quantized_forward.hpp"
-#include "cpu/quantize.hpp"
+#include "cpu/rows.hpp"
 #include "harness.hpp"
-#include "oracle/quantize_ref.hpp"
+#include "oracle/definition.hpp"
 
 namespace flash3::test {
 namespace {

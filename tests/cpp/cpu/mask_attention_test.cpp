@@ -14,7 +14,7 @@
 #include "core/mask_problem.hpp"
 #include "harness.hpp"
 #include "oracle/attention_ref.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::test {
 namespace {

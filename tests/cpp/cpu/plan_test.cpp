@@ -8,7 +8,6 @@
 
 #include "core/backend.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/work_list.hpp"
 #include "harness.hpp"
 #include "ragged_batch.hpp"
 

@@ -103,13 +103,6 @@ TEST(Ablation, RefusesOtherCalls) {
 // The kernels of flash3 trace on the GPU: the library's output, bit for bit, and stamps that fit
 // together.
 
-cases::NormalTensors tensors_of(const std::string& id, cases::Memory& memory) {
-  std::string error;
-  const auto c = cases::parse_id(id, &error);
-  if (!c) throw std::runtime_error(error);
-  return {*c, memory};
-}
-
 std::vector<uint16_t> output_of(const std::function<void()>& call, const flash3_tensor& out,
                                 cases::Memory& memory) {
   std::vector<uint16_t> bits(size_t(cases::span_of(out)), 0xFFFF);  // NaN

@@ -9,7 +9,7 @@
 #include "cases/cache_tensors.hpp"
 #include "cuda/sm90/decode/latent/partials.hpp"
 #include "cuda/sm90/decode/latent/plan.hpp"
-#include "oracle/yardsticks/error_bound.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 #include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {

@@ -24,7 +24,7 @@
 #include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
 #include "cases/cache_tensors.hpp"
-#include "cases/entry_points.hpp"
+#include "cases/checked_call.hpp"
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
 #include "device/device.hpp"

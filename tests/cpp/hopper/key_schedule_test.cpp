@@ -11,11 +11,11 @@
 #include <tuple>
 #include <vector>
 
-#include "backward_problem.hpp"
 #include "core/message.hpp"
 #include "cuda/device/key_splits.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/forward/estimate.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -234,7 +234,7 @@ const char* const kShapes[] = {
 
 TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
   for (const char* id : kShapes) {
-    const BackwardProblem problem = problem_of(id);
+    const BackwardProblem problem = backward_problem_of(id);
     const PlannedBackward plan = plan_of(problem);
     const int tile_n = plan.kernel->config.tile_n;
     std::set<std::tuple<int, int, int>> seen;
@@ -253,7 +253,7 @@ TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
 // Pair by pair: exactly the tiles from the first to the last query that sees one of the keys.
 TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
   for (const char* id : kShapes) {
-    const BackwardProblem problem = problem_of(id);
+    const BackwardProblem problem = backward_problem_of(id);
     const PlannedBackward plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
     for (int block = 0; block < plan.key_tiles; ++block) {
@@ -276,7 +276,7 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
 // A tile goes without a mask if and only if it has no hidden pair.
 TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
   for (const char* id : kShapes) {
-    const BackwardProblem problem = problem_of(id);
+    const BackwardProblem problem = backward_problem_of(id);
     const PlannedBackward plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
     if (!c.band) continue;
@@ -300,7 +300,7 @@ TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
 // Without a mask the tiles of a head follow one another; under a causal one no block of the heads
 // that run together is longer than the one before.
 TEST(KeyTiles, ComeInAnOrderThatSharesQueriesAndEndsWithTheShortest) {
-  const BackwardProblem full = problem_of("bf16/b2/q1000/k1000/h6/d128/full");
+  const BackwardProblem full = backward_problem_of("bf16/b2/q1000/k1000/h6/d128/full");
   const PlannedBackward plan = plan_of(full);
   for (int block = 0; block < plan.key_tiles; ++block) {
     const KeyTile work = work_of(full, plan, block);
@@ -309,7 +309,7 @@ TEST(KeyTiles, ComeInAnOrderThatSharesQueriesAndEndsWithTheShortest) {
 
   for (const char* id :
        {"bf16/b2/q1000/k1000/h6x2/d128/causal", "bf16/b1/q16384/k16384/h16/d128/causal"}) {
-    const BackwardProblem causal = problem_of(id);
+    const BackwardProblem causal = backward_problem_of(id);
     const BackwardPlan band = plan_of(causal);
     const auto length = [&](int block) {
       const KeyTile work = work_of(causal, band, block);
@@ -388,7 +388,7 @@ TEST(DeterministicSums, GiveEveryBlockItsTurn) {
        "bf16/b1/q20000/k20000/h1/d128/w100:", "bf16/b1/q20000/k20000/h2/d128/causal/chunk1000",
        "bf16/b1/q9000/k20000/h1/d64/full/chunk3000"});
   for (const std::string& shape : shapes) {
-    const BackwardProblem problem = problem_of(shape + "/deterministic");
+    const BackwardProblem problem = backward_problem_of(shape + "/deterministic");
     const PlannedBackward plan = plan_of(problem);
     EXPECT_TRUE(plan.deterministic);
     SCOPED_TRACE(shape);
@@ -404,7 +404,7 @@ TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
                                     std::pair{"bf16/b1/q16384/k16384/h4/d128/causal", 1.35},
                                     std::pair{"bf16/b8/q2048/k2048/h4/d64/full", 1.35},
                                     std::pair{"bf16/b1/q8192/k8192/h16/d256/causal+w500:", 1.35}}) {
-    const BackwardProblem problem = problem_of(std::string(id) + "/deterministic");
+    const BackwardProblem problem = backward_problem_of(std::string(id) + "/deterministic");
     const PlannedBackward plan = plan_of(problem);
     int64_t tiles = 0;
     for (int block = 0; block < plan.key_tiles; ++block)

@@ -11,7 +11,6 @@
 #include "cases/tensors.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
 #include "device/planned_forward.hpp"
-#include "planned_device.hpp"
 #include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -232,7 +231,7 @@ TEST(RaggedPlan, CopiesWhatHasNoEvenSteps) {
 // Which calls run their sequences in two kinds of kernels, and with what. Needs no GPU: a plan
 // launches nothing.
 
-PlannedSteps plan_of(const std::string& id) {
+PlannedSteps mixed_steps_of(const std::string& id) {
   const PlannedSteps steps = steps_of(problem_of(id));
   EXPECT_TRUE(steps.forward && steps.decode) << id;
   return steps;
@@ -275,7 +274,7 @@ TEST(MixedPlan, PlansDecodingAsIfAlone) {
   PlannedDecode alone;
   ASSERT_TRUE(cuda::sm90::plan(decoding, kDevice, &alone).ok());
   for (const char* most : {"17", "200", "2048"}) {
-    const PlannedSteps plan = plan_of(std::string("bf16/b4/q") + most + rest);
+    const PlannedSteps plan = mixed_steps_of(std::string("bf16/b4/q") + most + rest);
     EXPECT_EQ(plan.decode->kernel, alone.kernel);
     EXPECT_EQ(plan.decode->rule.tile_queries, alone.rule.tile_queries);
     EXPECT_EQ(plan.decode->rule.splits, alone.rule.splits);
@@ -291,7 +290,7 @@ TEST(MixedPlan, PlansDecodingAsIfAlone) {
 TEST(MixedPlan, ASequenceHasWorkInOneKernel) {
   const ForwardProblem problem =
       problem_of("bf16/b4/q40/k300/h8/d128/causal/packedq/usedk/paged16");
-  const PlannedSteps plan = plan_of("bf16/b4/q40/k300/h8/d128/causal/packedq/usedk/paged16");
+  const PlannedSteps plan = mixed_steps_of("bf16/b4/q40/k300/h8/d128/causal/packedq/usedk/paged16");
   EXPECT_EQ(varlen_schedule_params(problem, *plan.forward).least_queries, 17);
   const int cu[] = {0, 16, 33, 34, 34}, used[] = {300, 300, 0, 10};
   DecodeRule rule = plan.decode->rule;
@@ -311,7 +310,7 @@ TEST(MixedPlan, BothReadTheRotatedQueries) {
        {"fp16/b2/q135/k127/h1/d136/full/used/leftpad/append1/rotary",
         "fp16/b2/q135/k127/h4x2/d128/causal/packedq/usedk/paged16/append1/rotary"}) {
     const ForwardProblem problem = problem_of(id);
-    const PlannedSteps plan = plan_of(id);
+    const PlannedSteps plan = mixed_steps_of(id);
     EXPECT_GT(plan.append.q_blocks, 0) << id;
     EXPECT_EQ(transformed_q(problem, plan.append).stride_batch,
               problem.sequences_q.packed ? 0 : 135 * problem.heads_q * problem.head_dim)
@@ -322,7 +321,7 @@ TEST(MixedPlan, BothReadTheRotatedQueries) {
 // No part of the workspace is another's.
 TEST(MixedPlan, TheWorkspaceHoldsBoth) {
   const std::string id = "bf16/b4/q200/k3000/h8x2/d128/causal/packedq/usedk/paged64/append1/rotary";
-  const PlannedSteps plan = plan_of(id);
+  const PlannedSteps plan = mixed_steps_of(id);
   PlannedForward forward;
   ASSERT_TRUE(cuda::sm90::plan(problem_of(id), kDevice, &forward).ok());
   EXPECT_GE(plan.decode->schedule_offset, forward.workspace_bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// flash3_plan: a plan that its caller keeps, and runs with other addresses.
+// What the caller keeps: schedules, plans and masks.
 #pragma once
 
 #include <array>
@@ -9,8 +9,31 @@
 #include <string>
 
 #include "core/backend.hpp"
+#include "core/mask_checks.hpp"
 #include "core/pointers.hpp"
 #include "flash3/plan.h"
+#include "flash3/schedule.h"
+
+namespace flash3 {
+
+// ---- schedules (flash3/schedule.h): who may take one, and the making ----
+
+// Whether the schedule that the problem was given, if any, is one for this call.
+Status check_schedule(const ForwardProblem& problem, const PlannedCall<ForwardProblem>& call);
+
+// Whether the memory that a schedule is to be made in lies in no tensor of the call.
+Status check_schedule_aliases(const flash3_forward_params* params, const ForwardProblem& problem,
+                              const PlannedCall<ForwardProblem>& call,
+                              const flash3_schedule& schedule);
+
+// Lists the work of the problem, whose addresses may be missing but for those of lengths, in
+// schedule->data.
+Status make_schedule(const ForwardProblem& problem, const PlannedCall<ForwardProblem>& call,
+                     flash3_schedule* schedule);
+
+}  // namespace flash3
+
+// ---- flash3_plan: a plan that its caller keeps, and runs with other addresses ----
 
 // What C sees of a kept plan of any kind.
 struct flash3_plan {
@@ -69,5 +92,14 @@ class KeptPlan final : public flash3_plan {
   size_t compared_count_ = 0;
   PlannedCall<P> call_;
 };
+
+// ---- masks (flash3/mask.h): the making, and who may take one ----
+
+// Whether the mask that the problem was given, if any, is one that this backend made for the device
+// that it runs on, and is all there.
+Status check_mask(const Problem& problem, const Backend& backend);
+
+Status make_mask(const flash3_mask_params* params, flash3_mask* mask);
+Status count_mask(const flash3_mask& mask, void* stream, MaskCounts* counts);
 
 }  // namespace flash3

@@ -6,7 +6,7 @@
 #   docs/build.sh [OUT]
 #
 # scripts/setup.sh docs brings the tools; without them the exit code is 77, which a test shows as skipped.
-# FLASH3_DOCS_PYTHON=… names a Python with the packages of scripts/requirements-docs.txt.
+# FLASH3_DOCS_PYTHON=… names a Python with the packages of scripts/requirements-tools.txt for docs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ python=${FLASH3_DOCS_PYTHON:-build/toolchain/venv/bin/python}
 
 command -v doxygen >/dev/null || { echo "no site: doxygen is not installed (scripts/setup.sh docs)"; exit 77; }
 missing=$("$python" -c "import breathe, furo, myst_parser, sphinx" 2>&1) || {
-  echo "no site: $python lacks the packages of scripts/requirements-docs.txt (scripts/setup.sh docs): ${missing##*$'\n'}"
+  echo "no site: $python lacks the packages of scripts/requirements-tools.txt (scripts/setup.sh docs): ${missing##*$'\n'}"
   exit 77
 }
 

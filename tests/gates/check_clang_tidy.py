@@ -24,7 +24,7 @@ SAME_AS_AVX3 = re.compile(r"src/cpu/kernels/(baseline|avx2|avx3_zen4)\.cpp")
 
 
 def pinned_version():
-    text = (ROOT / "scripts/requirements-gates.txt").read_text(encoding="utf-8")
+    text = (ROOT / "scripts/requirements-tools.txt").read_text(encoding="utf-8")
     return re.search(r"^clang-tidy==(\S+)", text, re.M)[1]
 
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/alias_checks.hpp"
-#include "core/hash.hpp"
 #include "core/kept.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"

@@ -2,7 +2,6 @@
 #include <cstdint>
 
 #include "core/alias_checks.hpp"
-#include "core/hash.hpp"
 #include "core/kept.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"

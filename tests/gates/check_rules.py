@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the gates find wrong: those of sources (check_includes.py, check_source_size.py, check_kernel_code.py), check_verified.py in records and
+"""What the gates find wrong: those of sources (check_includes.py, check_source_size.py, check_kernels.py), check_verified.py in records and
 builds, and check_version.py, whose --set writes a version."""
 import contextlib
 import copy
@@ -11,7 +11,7 @@ import unittest
 
 
 import check_includes
-import check_kernel_code
+import check_kernels
 import check_source_size
 import check_verified
 import check_version
@@ -126,7 +126,7 @@ class KernelCode(unittest.TestCase):
 
     def expect(self, files, *expected):
         """The complaints about files whose kernels have so many instructions are as many as these, and each has its part."""
-        found = list(check_kernel_code.complaints(files, check_kernel_code.count(self.FILES)))
+        found = list(check_kernels.complaints(files, check_kernels.count(self.FILES)))
         self.assertEqual(len(found), len(expected), found)
         for part, line in zip(expected, found):
             self.assertIn(part, line)

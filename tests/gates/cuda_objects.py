@@ -1,22 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Hopper backend's compiled objects, and the logs that nvcc left beside them."""
-import argparse
 import pathlib
 import re
 import struct
 import subprocess
 import tempfile
 from collections import Counter
-
-
-def parse_args(description, programs=()):
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--objects", required=True, type=pathlib.Path, help="file that lists the objects")
-    for program in programs:
-        parser.add_argument(f"--{program}", required=True)
-    args = parser.parse_args()
-    args.objects = read_objects(args.objects)
-    return args
 
 
 def read_objects(listed):

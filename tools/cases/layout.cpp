@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cases/layout.hpp"
-
 #include <algorithm>
 #include <iterator>
 
+#include "cases/case.hpp"
 #include "cases/internals.hpp"
 #include "cases/text.hpp"
 

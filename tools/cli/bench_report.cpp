@@ -15,7 +15,7 @@
 #include "cases/mask.hpp"
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
-#include "cli/machine_code.hpp"
+#include "cli/record_parts.hpp"
 #include "device/device.hpp"
 
 namespace flash3::cli {

@@ -14,7 +14,7 @@
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
 #include "cli/json_file.hpp"
-#include "cli/machine_code.hpp"
+#include "cli/record_parts.hpp"
 #include "device/monitor.hpp"
 
 namespace flash3::cli {

@@ -14,7 +14,6 @@
 #include "cli/files.hpp"
 #include "cli/format.hpp"
 #include "cli/json_file.hpp"
-#include "cli/machine_code.hpp"
 #include "cli/progress.hpp"
 #include "cli/record_parts.hpp"
 #include "device/device.hpp"

@@ -15,7 +15,6 @@
 #include "core/kept.hpp"
 #include "core/pointers.hpp"
 #include "flash3/plan.h"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

@@ -12,7 +12,6 @@
 #include "call.hpp"
 #include "core/problem.hpp"
 #include "flash3/flash3.hpp"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

@@ -13,7 +13,6 @@
 #include "flash3/flash3.hpp"
 #include "flash3/limits.h"
 #include "flash3/plan.hpp"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

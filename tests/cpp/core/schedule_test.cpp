@@ -15,7 +15,6 @@
 #include "core/alias_checks.hpp"
 #include "core/kept.hpp"
 #include "flash3/plan.h"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

@@ -6,6 +6,7 @@ to another file downloads it, and one to a folder is text.
 """
 import ctypes
 import html
+import os
 import pathlib
 import re
 import sys
@@ -54,7 +55,6 @@ napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"flash3 {release}"
-html_extra_path = ["root"]
 html_static_path = ["site"]
 html_css_files = ["site.css"]
 html_copy_source = False
@@ -64,6 +64,10 @@ PICTURE = re.compile(r'<img alt="(?P<alt>[^"]+)" src="(?P<stem>[^":]+)\.svg">')
 # What such a file says of the dark theme.
 DARK = re.compile(r"@media \(prefers-color-scheme:dark\)\{((?:[^{}]*\{[^{}]*\})*)\}")
 PICTURES = {}  # {file: [(page that shows it, parts of PICTURE), …]}
+
+# The versions that a reader may choose from, where FLASH3_DOCS_VERSIONS names them: "0.1.0=../0.1.0/ 0.2.0=./", each with its address,
+# absolute or relative to this site's folder.
+VERSIONS = dict(entry.split("=", 1) for entry in os.environ.get("FLASH3_DOCS_VERSIONS", "").split())
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +138,18 @@ def unlink_folders(app, doctree):
             link.replace_self(link.children)
 
 
+def offer_versions(app, page, template, context, doctree):
+    """A menu of versions above each page."""
+    if not VERSIONS:
+        return
+    up = "../" * page.count("/")
+    choices = "".join(f'<option value="{html.escape(address if "://" in address else up + address, quote=True)}"'
+                      f'{" selected" if version == release else ""}>{html.escape(version)}</option>' for version, address in VERSIONS.items())
+    context["theme_announcement"] = f'<label>Version <select class="versions" onchange="location = this.value">{choices}</select></label>'
+
+
 def setup(app):
+    app.connect("html-page-context", offer_versions)
     app.connect("autodoc-skip-member", require_docstring)
     app.add_directive("gallery", Gallery)
     app.connect("doctree-read", show_pictures)

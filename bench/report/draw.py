@@ -5,9 +5,9 @@
 - flash3's speed over each library's, README.md's figure (draw_speed.py);
 - TFLOP/s over the sequence length, a panel for each head dim and mask;
 - the losses of trainings with a simulated FP8 backward, for docs/fp8.md;
-- the timelines of context parallelism, from the newest context_profile_*.json (draw_context.py);
+- the timelines of context parallelism, from the newest context_profile_*.json of bench/results/trials.zip (draw_context.py);
 - its speed over the number of ranks, from all context_parallel_*.json (draw_ranks.py);
-- error, memory and, from bench/results/trials.zip, kernels' timelines, as `python -m flash3.bench plot` draws them.
+- error, memory and kernels' timelines, from that archive, as `python -m flash3.bench plot` draws them.
 
     python3 -m bench.report.draw [--check]
 
@@ -217,14 +217,15 @@ def figures():
     found = {name: (file, by_theme(draw)) for name, file in FIGURES.items()}
     found["speed"] = of_speed(), by_theme(draw_speed.draw)
     found["fp8_backward_training"] = TRAINING, by_theme(draw_training)
-    profiles = sorted((json.loads(path.read_text(encoding="utf-8"))["date"], path.name) for path in RESULTS.glob("context_profile_*.json"))
+    archived = trials.load()
+    profiles = sorted((json.loads(text)["date"], name) for name, text in archived.items() if name.startswith("context_profile_"))
     if profiles:  # the newest
         found["context_profile"] = profiles[-1][1], by_theme(draw_context.draw)
     ranks = sorted(path.name for path in RESULTS.glob("context_parallel_*.json"))
     if ranks:
         found["context_ranks"] = ranks, by_theme(draw_ranks.draw)
     svgs_of = plot().svgs_of
-    traces = (name.removesuffix(".json") for name in trials.load() if name.startswith("trace_"))
+    traces = (name.removesuffix(".json") for name in archived if name.startswith("trace_"))
     return found | {name: (f"{name}.json", svgs_of) for name in (*CHARTS, *traces)}
 
 

@@ -8,7 +8,6 @@
 #include <limits>
 #include <utility>
 
-#include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"

@@ -10,7 +10,6 @@
 #include "cases/internals.hpp"
 #include "cases/memory.hpp"
 #include "cases/sequences.hpp"
-#include "cases/split_mix.hpp"
 
 namespace flash3::cases {
 namespace {

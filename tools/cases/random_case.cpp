@@ -4,7 +4,7 @@
 #include <iterator>
 #include <limits>
 
-#include "cases/split_mix.hpp"
+#include "cases/sequences.hpp"
 #include "cases/table.hpp"
 
 namespace flash3::cases {

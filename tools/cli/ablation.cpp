@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 bench --ablation: what each part of the forward kernel's schedule is worth.
-#include "device/ablation.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,6 +16,7 @@
 #include "cli/format.hpp"
 #include "cli/json_file.hpp"
 #include "cli/workbench.hpp"
+#include "device/bench_kernels.hpp"
 #include "device/device.hpp"
 
 namespace flash3::cli {

@@ -16,6 +16,7 @@
 #include "cli/json_file.hpp"
 #include "cli/progress.hpp"
 #include "cli/workbench.hpp"
+#include "device/bench_kernels.hpp"
 #include "device/device.hpp"
 #include "oracle/yardsticks/yardsticks.hpp"
 

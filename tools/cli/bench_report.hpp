@@ -10,7 +10,7 @@
 
 #include "cases/case.hpp"
 #include "cli/timing.hpp"
-#include "device/ceiling.hpp"
+#include "device/bench_kernels.hpp"
 #include "device/monitor.hpp"
 
 namespace flash3::cli {

@@ -16,8 +16,8 @@
 #include "cli/format.hpp"
 #include "cli/timing.hpp"
 #include "cli/workbench.hpp"
+#include "device/bench_kernels.hpp"
 #include "device/device.hpp"
-#include "device/trace.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "device/trace.hpp"
+#include "device/bench_kernels.hpp"
 
 namespace flash3::cli {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ceiling.hpp"
-
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "cases/tensors.hpp"
+#include "device/bench_kernels.hpp"
 #include "device/ceiling_instances.hpp"
 #include "device/device.hpp"
 

@@ -33,12 +33,6 @@ CudaVersions cuda_versions();
 // Memory of the current device with a stream of its own. Throws std::runtime_error if that fails.
 std::unique_ptr<cases::Memory> make_device_memory();
 
-// The kernels that only measure: the ablation's (ablation.hpp), the ceiling's (ceiling.hpp) and the
-// traced ones (trace.hpp). They take as long to compile as a family of the library's own, so a
-// build holds them only where FLASH3_BENCH_KERNELS is on: for make bench and for the tests.
-// Throws std::runtime_error, with `what` and the way to such a build, if this program holds none.
-void require_bench_kernels(const std::string& what);
-
 // Which kernels this program launches. The command line is linked so that every launch passes here
 // (--wrap, tools/cli/CMakeLists.txt): a list of kernels that cases ought to run could be wrong.
 void start_launch_log();

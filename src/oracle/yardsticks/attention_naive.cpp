@@ -11,7 +11,6 @@
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "core/quantized_forward.hpp"
-#include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"

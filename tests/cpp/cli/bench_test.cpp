@@ -14,9 +14,8 @@
 #include "cli/json_file.hpp"
 #include "cli/timing.hpp"
 #include "cli/workbench.hpp"
-#include "device/ablation.hpp"
+#include "device/bench_kernels.hpp"
 #include "device/device.hpp"
-#include "device/trace.hpp"
 
 namespace flash3::cli {
 namespace {

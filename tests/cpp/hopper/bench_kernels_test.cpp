@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of flash3 bench --ablation on the GPU: other schedules, the same attention.
 
+#include "device/bench_kernels.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,10 +12,7 @@
 #include "cases/kernel_input.hpp"
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
-#include "device/ablation.hpp"
-#include "device/ceiling.hpp"
 #include "device/device.hpp"
-#include "device/trace.hpp"
 
 namespace flash3::device {
 namespace {

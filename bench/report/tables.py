@@ -148,30 +148,17 @@ def gpu_heading(report):
 
 
 def gpu_summary(path, report, up="../"):
-    """One row for each head_dim and mask, one column for each length."""
-    points = report["points"]
-    lengths = sorted({p["seq"] for p in points})
-    rows = []
-    for dim in sorted({p["dim"] for p in points}):
-        for causal in (False, True):
-            at = {p["seq"]: p for p in points if p["dim"] == dim and p["causal"] == causal}
-            if not at:
-                continue
-            cells = []
-            for seq in lengths:
-                p = at.get(seq)
-                r = ratio_to_best(p) if p else None
-                cells.append("" if not p else f"{value(p, ours(p)):.0f}" + (f" ({r:.2f})" if r else ""))
-            rows.append([f"{dim} {'causal' if causal else 'full'}", *cells])
-    lines = [table(["head_dim, mask \\ seq", *lengths], rows), ""]
+    """What the chart of a report does not show: ratios, shares of the ceiling, and how it was measured."""
+    points, lines = report["points"], []
     best = [r for p in points if (r := ratio_to_best(p))]
     if best:
         lines.append(f"- The ratio to the fastest of the other libraries: {median_range(best)}; flash3 leads at {sum(r >= 1 for r in best)} of "
                      f"{len(best)} points.")
     shares = [(p["share_of_ceiling"][ours(p)], p["seq"]) for p in points if "share_of_ceiling" in p]
     if shares:
-        longest = [share for share, seq in shares if seq == lengths[-1]]
-        lines.append(f"- The share of the ceiling: {median_range([share for share, _ in shares])}; at {lengths[-1]} tokens {min(longest):.2f} … "
+        most = max(seq for _, seq in shares)
+        longest = [share for share, seq in shares if seq == most]
+        lines.append(f"- The share of the ceiling: {median_range([share for share, _ in shares])}; at {most} tokens {min(longest):.2f} … "
                      f"{max(longest):.2f}.")
     if is_backward(report):
         lines.append(f"- {memory_text(report)}")
@@ -381,7 +368,7 @@ def summaries(gpu, backward, ragged, fp8, cpu, calls, trained, cache, context):
     for what, of_device in (("forward", of_gpu), ("backward", of_backward)):
         device = next((device for device in devices if device in of_device), None)
         if device:
-            found.append((f"TFLOP/s, {what}, {short_name(device)}", gpu_summary(*of_device[device][0])))
+            found.append((f"{what.capitalize()}, {short_name(device)}", gpu_summary(*of_device[device][0])))
     found += [("FP8 beside 16 bits", fp8_summary(fp8)), ("Ragged batches", ragged_summary(ragged)), ("KV cache", cache_summary(cache)),
               ("Several GPUs", context_summary(context)), ("CPU", "\n\n".join(cpu_summary(*item) for item in cpu) or NOT_MEASURED)]
     for title, reports, write in (("What a call costs the host", calls, call_table), ("Training a small GPT", trained, training_table)):

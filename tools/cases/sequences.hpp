@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sequences of a case, and the generator that draws their lengths: Steele and Vigna's SplitMix64,
-// which is a line in other languages too.
+// The sequences of a case, and the generator that draws their lengths: Steele and Vigna's
+// SplitMix64, which is a line in other languages too.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,5 @@ namespace flash3::cuda {
 
 template const void* quantize_kernel_of<Element::kFloat16>(int columns, bool transforms);
 template const void* quantize_rotating_kernel_of<Element::kFloat16>(int dim);
-template const void* quantize_kernel_of<Element::kBFloat16>(int columns, bool transforms);
-template const void* quantize_rotating_kernel_of<Element::kBFloat16>(int dim);
 
 }  // namespace flash3::cuda

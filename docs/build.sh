@@ -6,7 +6,8 @@
 #   docs/build.sh [OUT]
 #
 # scripts/setup.sh docs brings the tools; without them the exit code is 77, which a test shows as skipped.
-# FLASH3_DOCS_PYTHON=… names a Python with the packages of scripts/requirements-docs.txt.
+# FLASH3_DOCS_VERSIONS="0.1.0=../0.1.0/ 0.2.0=./" gives each page a menu of versions, with their addresses relative to OUT/html.
+# FLASH3_DOCS_PYTHON=… names a Python with the packages of scripts/requirements-tools.txt for docs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +18,7 @@ python=${FLASH3_DOCS_PYTHON:-build/toolchain/venv/bin/python}
 
 command -v doxygen >/dev/null || { echo "no site: doxygen is not installed (scripts/setup.sh docs)"; exit 77; }
 missing=$("$python" -c "import breathe, furo, myst_parser, sphinx" 2>&1) || {
-  echo "no site: $python lacks the packages of scripts/requirements-docs.txt (scripts/setup.sh docs): ${missing##*$'\n'}"
+  echo "no site: $python lacks the packages of scripts/requirements-tools.txt (scripts/setup.sh docs): ${missing##*$'\n'}"
   exit 77
 }
 
@@ -27,5 +28,7 @@ doxygen docs/Doxyfile
 "$python" -m sphinx --fresh-env --quiet --fail-on-warning --conf-dir docs \
   --define "breathe_projects.flash3=$FLASH3_DOCS_OUTPUT/doxygen" --doctree-dir "$FLASH3_DOCS_OUTPUT/doctrees" \
   . "$FLASH3_DOCS_OUTPUT/html"
+echo '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html"><title>flash3</title>' \
+  '<a href="docs/index.html">The documentation of flash3</a>' >"$FLASH3_DOCS_OUTPUT/html/index.html"
 "$python" docs/check_site.py "$FLASH3_DOCS_OUTPUT/html"
 echo "the site is $FLASH3_DOCS_OUTPUT/html/index.html"

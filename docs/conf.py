@@ -6,9 +6,9 @@ to another file downloads it, and one to a folder is text.
 """
 import ctypes
 import html
+import os
 import pathlib
 import re
-import shutil
 import sys
 from unittest import mock
 
@@ -55,17 +55,19 @@ napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"flash3 {release}"
-html_extra_path = ["root"]
 html_static_path = ["site"]
 html_css_files = ["site.css"]
 html_copy_source = False
 
-# A picture in a page: two files, of which a forge shows the one that fits the system's theme.
-PICTURE = re.compile(r'''<picture>
-\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">
-\s*<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)">
-\s*</picture>''')
-PICTURES = {}  # {file of the light one: [(page that shows it, parts of PICTURE), …]}
+# A picture in a page: a file that follows the theme of the page that shows it (bench/report/draw.py).
+PICTURE = re.compile(r'<img alt="(?P<alt>[^"]+)" src="(?P<stem>[^":]+)\.svg">')
+# What such a file says of the dark theme.
+DARK = re.compile(r"@media \(prefers-color-scheme:dark\)\{((?:[^{}]*\{[^{}]*\})*)\}")
+PICTURES = {}  # {file: [(page that shows it, parts of PICTURE), …]}
+
+# The versions that a reader may choose from, where FLASH3_DOCS_VERSIONS names them: "0.1.0=../0.1.0/ 0.2.0=./", each with its address,
+# absolute or relative to this site's folder.
+VERSIONS = dict(entry.split("=", 1) for entry in os.environ.get("FLASH3_DOCS_VERSIONS", "").split())
 
 logger = logging.getLogger(__name__)
 
@@ -78,28 +80,30 @@ def require_docstring(app, what, name, obj, skip, options):
 
 
 def show_pictures(app, doctree):
-    """Copies the pictures that HTML in a page shows, since Sphinx does not look into HTML, and shows that of the theme that the reader has
-    chosen: a <picture>, as a forge needs it, knows only that of the system."""
+    """Copies the pictures that HTML in a page shows, since Sphinx does not look into HTML, one for each theme: the site shows that of the
+    theme that the reader has chosen."""
     page = pathlib.Path(doctree["source"])
     for raw in doctree.findall(nodes.raw):
         text = raw.astext()
-        for name in re.findall(r'\b(?:src|srcset)="([^":]+)"', text):
-            picture = (page.parent / name).resolve()
+        for found in PICTURE.finditer(text):
+            picture = (page.parent / f"{found['stem']}.svg").resolve()
             if not picture.is_file():
-                logger.warning("%s: there is no picture %s", page.relative_to(ROOT), name)
+                logger.warning("%s: there is no picture %s.svg", page.relative_to(ROOT), found["stem"])
                 continue
-            copy = pathlib.Path(app.outdir) / picture.relative_to(ROOT)
+            svg = picture.read_text(encoding="utf-8")
+            if not DARK.search(svg):
+                logger.warning("%s: %s.svg has no dark theme", page.relative_to(ROOT), found["stem"])
+            copy = (pathlib.Path(app.outdir) / picture.relative_to(ROOT)).with_suffix("")
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(picture, copy)
-        shown_on = app.env.path2doc(page)
-        for picture in PICTURE.finditer(text):
-            PICTURES.setdefault(page.parent / picture["light"], []).append((shown_on, picture.groupdict()))
+            for theme, drawn in (("light", DARK.sub("", svg)), ("dark", DARK.sub(r"\1", svg))):
+                copy.with_name(f"{copy.name}_{theme}.svg").write_text(drawn, encoding="utf-8")
+            PICTURES.setdefault(picture, []).append((app.env.path2doc(page), found.groupdict()))
         shown = PICTURE.sub(r'''<div class="figure" tabindex="0">
-<img class="only-light" loading="lazy" alt="\g<alt>" src="\g<light>">
-<img class="only-dark" loading="lazy" alt="\g<alt>" src="\g<dark>">
+<img class="only-light" loading="lazy" alt="\g<alt>" src="\g<stem>_light.svg">
+<img class="only-dark" loading="lazy" alt="\g<alt>" src="\g<stem>_dark.svg">
 </div>''', text)
-        if "<picture" in shown:
-            logger.warning("%s: a <picture> of another form than conf.py's PICTURE", page.relative_to(ROOT))
+        if len(re.findall("<(?:img|picture) ", text)) != len(PICTURE.findall(text)):
+            logger.warning("%s: a picture of another form than conf.py's PICTURE", page.relative_to(ROOT))
         raw.replace_self(nodes.raw("", shown, format="html"))
 
 
@@ -119,7 +123,7 @@ def fill_galleries(app, doctree, docname):
             if any(other == docname for other, _ in shown_on):
                 continue
             folder = pathlib.PurePosixPath(app.builder.get_relative_uri(docname, page)).parent
-            images = "".join(f'<img class="only-{theme}" loading="lazy" alt="{picture["alt"]}" src="{folder / picture[theme]}">'
+            images = "".join(f'<img class="only-{theme}" loading="lazy" alt="{picture["alt"]}" src="{folder / picture["stem"]}_{theme}.svg">'
                              for theme in ("light", "dark"))
             title = html.escape(app.env.titles[page].astext())
             parts.append(f'<p><a href="{app.builder.get_relative_uri(docname, page)}">{images}<br>{title}</a>: {picture["alt"]}</p>')
@@ -134,7 +138,18 @@ def unlink_folders(app, doctree):
             link.replace_self(link.children)
 
 
+def offer_versions(app, page, template, context, doctree):
+    """A menu of versions above each page."""
+    if not VERSIONS:
+        return
+    up = "../" * page.count("/")
+    choices = "".join(f'<option value="{html.escape(address if "://" in address else up + address, quote=True)}"'
+                      f'{" selected" if version == release else ""}>{html.escape(version)}</option>' for version, address in VERSIONS.items())
+    context["theme_announcement"] = f'<label>Version <select class="versions" onchange="location = this.value">{choices}</select></label>'
+
+
 def setup(app):
+    app.connect("html-page-context", offer_versions)
     app.connect("autodoc-skip-member", require_docstring)
     app.add_directive("gallery", Gallery)
     app.connect("doctree-read", show_pictures)

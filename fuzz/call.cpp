@@ -8,7 +8,7 @@
 namespace flash3::fuzz {
 namespace {
 
-constexpr int kPadding = 3;  // elements before a tensor, and behind a dimension of it
+constexpr int kPadding = 3;  // elements before a tensor, and after a dimension of it
 
 // Calls what(offset) for each element in order.
 template <class What>

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "bytes.hpp"
+#include "cli/commands.hpp"
 #include "cli/environment.hpp"
-#include "cli/options.hpp"
 
 namespace {
 

@@ -5,7 +5,6 @@
 
 #include "call.hpp"
 #include "cases/internals.hpp"
-#include "oracle/attention_backward_ref.hpp"
 #include "oracle/attention_ref.hpp"
 #include "oracle/mask_pairs.hpp"
 

@@ -11,6 +11,7 @@
 #   scripts/setup.sh deb       system packages, the CUDA compiler, and what `make deb` makes and checks packages with
 #   scripts/setup.sh aarch64   system packages alone, and the cross compiler and qemu of `make aarch64`
 #   scripts/setup.sh fuzz    system packages alone, and the clang of `make fuzz`
+#   scripts/setup.sh list NAME   brings nothing: it prints the wheels of scripts/requirements-tools.txt for NAME
 #
 # The wheels go into build/toolchain (CMake looks there first), so two builds of one commit use one
 # compiler; it takes seconds and needs no GPU and no driver. They are left out if you point to a toolkit
@@ -30,12 +31,17 @@ pip_install=(install -q --disable-pip-version-check --no-compile)
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
 
-# system_packages NAME: those of scripts/apt-packages.txt that scripts/setup.sh NAME installs.
-system_packages() {
-  awk -v name="$1" '/^# for / { sub(/:.*/, ""); here = index($0 " ", " " name " ") > 0; next }
-                    NR == 1 { here = 1 }
-                    here && NF && !/^#/' scripts/apt-packages.txt
+# listed FILE NAME ALWAYS: the lines of a list that are for everyone (if ALWAYS is 1: those before the first "# for") and for NAME.
+listed() {
+  awk -v name="$2" -v here="$3" '/^# for / { sub(/:.*/, ""); here = index($0 " ", " " name " ") > 0; next }
+                                 here && NF && !/^#/' "$1"
 }
+
+# system_packages NAME: those of scripts/apt-packages.txt that scripts/setup.sh NAME installs.
+system_packages() { listed scripts/apt-packages.txt "$1" 1; }
+
+# wheels NAME: those of scripts/requirements-tools.txt.
+wheels() { listed scripts/requirements-tools.txt "$1" 0; }
 
 # install_system_packages NAME
 install_system_packages() {
@@ -83,19 +89,19 @@ make_venv() {
   return 1
 }
 
-# install_wheels NAME: what scripts/requirements-NAME.txt lists, unless a stamp says that it is there.
+# install_wheels NAME: what scripts/requirements-tools.txt lists for it, unless a stamp says that it is there.
 install_wheels() {
-  local list=scripts/requirements-$1.txt stamp=$toolchain/$1.stamp
+  local stamp=$toolchain/$1.stamp
   # The path is part of the stamp: a venv does not survive being moved.
   local wanted
-  wanted=$({ echo "$venv"; cat "$list"; } | sha256sum)
+  wanted=$({ echo "$venv"; wheels "$1"; } | sha256sum)
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
   rm -f "$stamp"
-  say "installing the wheels of $list"
-  if make_venv && "$venv/bin/pip" "${pip_install[@]}" --no-deps -r "$list" >"$toolchain/$1.log" 2>&1; then
+  say "installing the wheels for $1"
+  if make_venv && "$venv/bin/pip" "${pip_install[@]}" --no-deps -r <(wheels "$1") >"$toolchain/$1.log" 2>&1; then
     echo "$wanted" >"$stamp"
   else
-    say "the wheels of $list cannot be had here (see $toolchain); going on with what is installed"
+    say "the wheels for $1 cannot be had here (see $toolchain); going on with what is installed"
     return 1
   fi
 }
@@ -146,22 +152,26 @@ install_check_python() {
   install_python python-model --no-deps data/requirements.txt || true
 }
 
-# What the build for Hugging Face's hub is loaded with, in a folder of its own (scripts/requirements-hub.txt says why).
+# What the build for Hugging Face's hub is loaded with, in a folder of its own (scripts/requirements-tools.txt says why).
 install_hub() {
-  local list=scripts/requirements-hub.txt home=$toolchain/hub stamp=$toolchain/hub.stamp wanted
-  wanted=$({ echo "$home"; cat "$list"; } | sha256sum)
+  local home=$toolchain/hub stamp=$toolchain/hub.stamp wanted
+  wanted=$({ echo "$home"; wheels hub; } | sha256sum)
   [ -x "$python/bin/pip" ] || return 0
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
   rm -rf "$stamp" "$home"
-  say "installing the packages of $list"
-  if "$python/bin/pip" "${pip_install[@]}" --no-deps --target "$home" -r "$list" >"$toolchain/hub.log" 2>&1; then
+  say "installing the packages for hub"
+  if "$python/bin/pip" "${pip_install[@]}" --no-deps --target "$home" -r <(wheels hub) >"$toolchain/hub.log" 2>&1; then
     echo "$wanted" >"$stamp"
   else
     rm -rf "$home"
-    say "the packages of $list cannot be had here (see $toolchain/hub.log); python.hub is skipped"
+    say "the packages for hub cannot be had here (see $toolchain/hub.log); python.hub is skipped"
   fi
 }
 
+if [ "${1:-}" = list ]; then
+  wheels "$2"
+  exit
+fi
 mkdir -p "$toolchain"
 install_system_packages "${1:-}"
 case ${1:-} in

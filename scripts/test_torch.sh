@@ -44,7 +44,7 @@ read -ra tests <<<"${TORCH_TESTS:-}"
 if [ ${#tests[@]} -eq 0 ]; then
   for file in test_*.py; do
     case $file in
-      test_jax.py | test_package.py | test_build_backend.py | test_hub.py | test_examples.py | test_docs.py) ;;
+      test_jax.py | test_package.py | test_build_backend.py | test_hub.py | test_docs.py) ;;
       *) tests+=("$file") ;;
     esac
   done

@@ -4,7 +4,7 @@
 
     python3 -m bench.cpu.compile_time [BUILD] [--json bench/results/compile_time.json]
 
-A machine that does something else as well takes up to twice as long, so a test judges counts instead (tests/gates/check_kernel_code.py);
+A machine that does something else as well takes up to twice as long, so a test judges counts instead (tests/gates/check_kernels.py);
 these seconds help to divide kernels into files (src/cuda/CMakeLists.txt). Build from nothing, on a quiet machine.
 """
 import argparse

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The error of flash3's CPU backend, of torch's two, and of plain 16-bit operations, each beside attention in float64 of the same inputs.
 
-    python3 -m bench.cpu.cpu_accuracy --json bench/results/accuracy_cpu.json
+    python3 -m bench.cpu.cpu_accuracy --json accuracy_cpu.json
 
 The data is the FlashAttention-3 paper's (section 4.3): N(0, 1) + N(0, 100) · Bernoulli(0.001). Root mean square and largest error of
 `out`, by dtype, head dim and length; `python -m flash3.bench plot` draws them. Needs flash3 and torch; takes a minute.

@@ -16,7 +16,7 @@
 #include "cases/tensors.hpp"
 #include "core/backend.hpp"
 #include "cpu/attention.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3 {
 namespace {

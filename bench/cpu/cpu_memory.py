@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What attention adds to the memory of its process, of flash3's CPU backend and of torch's two.
 
-    python3 -m bench.cpu.cpu_memory --json bench/results/memory_cpu.json
+    python3 -m bench.cpu.cpu_memory --json memory_cpu.json
 
 Each point is a process of its own: the most memory that it holds during a call (VmHWM of Linux, set back right before), beyond what
 it held with q, k and v in it. A call is the forward, or the forward and the gradients. `scores` is counted and not measured: one score

@@ -4,7 +4,7 @@
 
     PYTHONPATH=build/release/python python3 -m bench.distributed.context_parallel --json bench/results/context_parallel_h200.json
     python3 -m bench.distributed.context_parallel --list [--points REGEX]
-    PYTHONPATH=build/release/python python3 -m bench.distributed.context_parallel --profile bench/results/context_profile_h200.json
+    PYTHONPATH=build/release/python python3 -m bench.distributed.context_parallel --profile context_profile_h200.json
 
 Started once, it starts a process for each GPU (NCCL; --device cpu: gloo, a few tokens, for the tests). A point is causal self-attention in bf16 at
 head dim 128, 64 query heads on 8 KV heads or 16 on 16, with as many tokens on each rank: one sequence, or packed documents of log-normal lengths.

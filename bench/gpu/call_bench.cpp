@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cases/normal_tensors.hpp"
+#include "cases/kernel_input.hpp"
 #include "device/device.hpp"
 #include "flash3/plan.hpp"
 #include "flash3/schedule.h"

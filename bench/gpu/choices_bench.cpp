@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cases/normal_tensors.hpp"
+#include "cases/kernel_input.hpp"
 #include "cuda/sm90/select.hpp"
 #include "device/device.hpp"
 #include "device/planned_forward.hpp"

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the figures of speed, docs/images/*.svg, from the committed measurements in bench/results, for a light page and for a dark one:
+"""Draws the figures of speed, docs/images/*.svg, from the committed measurements in bench/results, each for a light page and for a dark one:
 
 - flash3's speed over each library's, README.md's figure (draw_speed.py);
 - TFLOP/s over the sequence length, a panel for each head dim and mask;
 - the losses of trainings with a simulated FP8 backward, for docs/fp8.md;
-- the timelines of context parallelism, from the newest context_profile_*.json (draw_context.py);
-- its speed over the number of ranks, from all context_parallel_*.json (draw_ranks.py).
+- the timelines of context parallelism, from the newest context_profile_*.json of bench/results/trials.zip (draw_context.py);
+- its speed over the number of ranks, from all context_parallel_*.json (draw_ranks.py);
+- error, memory and kernels' timelines, from that archive, as `python -m flash3.bench plot` draws them.
 
     python3 -m bench.report.draw [--check]
 
@@ -14,18 +15,21 @@ Plain SVG text, the same bytes on every machine. `--check` compares instead of w
 together. `python -m flash3.bench plot` draws any file.
 """
 import argparse
+import importlib
 import json
 import sys
+import types
 from xml.sax.saxutils import escape
 
 from bench import RESULTS, ROOT
-from bench.report import draw_context, draw_ranks, draw_speed
-from bench.report.parts import PAGES, text
+from bench.report import draw_context, draw_ranks, draw_speed, trials
+from bench.report.parts import PAGES, for_both_themes, text
 from bench.report.tables import NAMES, mask, of_speed
 
 IMAGES = ROOT / "docs/images"
 FIGURES = {"forward": "forward_h200.json", "backward": "backward_h200.json", "fp8": "fp8_h200.json"}
 TRAINING = "fp8_backward_study_cpu.json"
+CHARTS = ("accuracy_cpu", "memory_cpu")
 # The lines that trainings are drawn as.
 ARMS = {"float32": "fa2", "bf16": "flash3_bf16", "fp8_forward": "fa4", "fp8_forward_dequantised": "cudnn", "fp8": "flash3", "fp8_dout_e5m2": "fa3"}
 WINDOW = 20  # steps, of which a mean is drawn
@@ -196,23 +200,40 @@ def draw_training(report, theme):
     return "\n".join([*lines, "</svg>", ""])
 
 
+def plot():
+    """flash3.bench.plot, where flash3 itself, which needs its library, is not there."""
+    package = types.ModuleType("flash3_bench")
+    package.__path__ = [str(ROOT / "bindings/python/flash3/bench")]
+    sys.modules[package.__name__] = package
+    sys.dont_write_bytecode = True
+    return importlib.import_module(f"{package.__name__}.plot")
+
+
 def figures():
-    """{name of a figure: (the file in bench/results, or a list of them, the function of what it holds and a theme that draws it)}"""
-    found = {name: (file, draw) for name, file in FIGURES.items()}
-    found["speed"] = of_speed(), draw_speed.draw
-    found["fp8_backward_training"] = TRAINING, draw_training
-    profiles = sorted((json.loads(path.read_text(encoding="utf-8"))["date"], path.name) for path in RESULTS.glob("context_profile_*.json"))
+    """{name of a figure: (the file in bench/results, or a list of them, the function of what it holds that draws it: {theme: SVG})}"""
+    def by_theme(draws):
+        return lambda report: {theme: draws(report, theme) for theme in PAGES}
+
+    found = {name: (file, by_theme(draw)) for name, file in FIGURES.items()}
+    found["speed"] = of_speed(), by_theme(draw_speed.draw)
+    found["fp8_backward_training"] = TRAINING, by_theme(draw_training)
+    archived = trials.load()
+    profiles = sorted((json.loads(text)["date"], name) for name, text in archived.items() if name.startswith("context_profile_"))
     if profiles:  # the newest
-        found["context_profile"] = profiles[-1][1], draw_context.draw
+        found["context_profile"] = profiles[-1][1], by_theme(draw_context.draw)
     ranks = sorted(path.name for path in RESULTS.glob("context_parallel_*.json"))
     if ranks:
-        found["context_ranks"] = ranks, draw_ranks.draw
-    return found
+        found["context_ranks"] = ranks, by_theme(draw_ranks.draw)
+    svgs_of = plot().svgs_of
+    traces = (name.removesuffix(".json") for name in archived if name.startswith("trace_"))
+    return found | {name: (f"{name}.json", svgs_of) for name in (*CHARTS, *traces)}
 
 
 def loaded(file):
-    """What a file holds; of a list of files, a list."""
-    return [loaded(one) for one in file] if isinstance(file, list) else json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    """What a file or one of the archive holds; of a list of files, a list."""
+    if isinstance(file, list):
+        return [loaded(one) for one in file]
+    return json.loads((RESULTS / file).read_text(encoding="utf-8") if (RESULTS / file).exists() else trials.load()[file])
 
 
 def main():
@@ -221,18 +242,16 @@ def main():
     args = parser.parse_args()
     status = 0
     for name, (file, drawn) in figures().items():
-        report = loaded(file)
-        for theme in PAGES:
-            path, svg = IMAGES / f"{name}_{theme}.svg", drawn(report, theme)
-            if path.exists() and path.read_text(encoding="utf-8") == svg:
-                print(f"{path.relative_to(ROOT)} is up to date")
-            elif args.check:
-                print(f"{path.relative_to(ROOT)} is not what {file} of bench/results holds: run bench/report/draw.py")
-                status = 1
-            else:
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(svg, encoding="utf-8")
-                print(f"{path.relative_to(ROOT)}: drawn")
+        path, svg = IMAGES / f"{name}.svg", for_both_themes(**drawn(loaded(file)))
+        if path.exists() and path.read_text(encoding="utf-8") == svg:
+            print(f"{path.relative_to(ROOT)} is up to date")
+        elif args.check:
+            print(f"{path.relative_to(ROOT)} is not what {file} of bench/results holds: run bench/report/draw.py")
+            status = 1
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(svg, encoding="utf-8")
+            print(f"{path.relative_to(ROOT)}: drawn")
     return status
 
 

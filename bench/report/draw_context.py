@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timelines of docs/images/context_profile_*.svg, from what context_parallel.py --profile wrote: a panel for each call, with a
+"""The timelines of docs/images/context_profile.svg, from what context_parallel.py --profile wrote: a panel for each call, with a
 lane for the host and one for each stream. draw.py writes the files."""
 from xml.sax.saxutils import escape
 

@@ -6,7 +6,7 @@ import statistics
 from xml.sax.saxutils import escape
 
 from bench.report.parts import PAGES, text
-from bench.report.speed_table import NAMES, PEERS, passes_of_cards, ratio
+from bench.report.summary_tables import NAMES, PEERS, passes_of_cards, ratio
 
 COLOURS = {"light": {"cudnn": "#1a7f37", "fa2": "#6e7781", "fa3": "#0969da", "fa4": "#8250df"},
            "dark": {"cudnn": "#3fb950", "fa2": "#8b949e", "fa3": "#58a6ff", "fa4": "#bc8cff"}}

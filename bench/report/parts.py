@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the modules share that write tables and draw figures: names, parts of tables, the colours of a page, and text in a figure."""
+import re
 import statistics
 from xml.sax.saxutils import escape
 
@@ -35,3 +36,19 @@ def libraries(report):
 
 def text(x, y, content, size=12, anchor="start", kind="text", weight="normal"):
     return f'<text x="{x:g}" y="{y:g}" class="{kind}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}">{escape(content)}</text>'
+
+
+STYLE, BACKGROUND = re.compile(r"<style>(.*?)</style>"), re.compile(r'(<rect width="[^"]+" height="[^"]+" )fill="(#\w+)"')
+
+
+def for_both_themes(light, dark):
+    """One SVG of two that differ in their styles and the colour of their page: it follows the theme of the page that shows it."""
+    def styles(svg):
+        return STYLE.search(svg)[1] + f".page{{fill:{BACKGROUND.search(svg)[2]}}}"
+
+    def without(svg):
+        return BACKGROUND.sub(r'\1class="page"', STYLE.sub("<style></style>", svg, count=1), count=1)
+
+    if without(light) != without(dark):
+        raise ValueError("the two differ in more than their styles")
+    return without(light).replace("<style></style>", f"<style>{styles(light)}@media (prefers-color-scheme:dark){{{styles(dark)}}}</style>", 1)

@@ -4,7 +4,7 @@
 bench/results, and in docs/accuracy.md what the kernels have passed, from their record.
 
     python3 -m bench.report.tables [--check]
-    python3 -m bench.report.tables --csv DIR       # every point of every measurement
+    python3 -m bench.report.tables --csv DIR       # every point of these measurements
 
 Reads what bench/gpu/peers.py (GPU), bench/cpu/cpu_vs_torch.py (CPU), `flash3 bench --json` (flash3 alone), bench/gpu/call_overhead.py,
 bench/gpu/needle.py, bench/gpu/cache_needle.py, bench/cpu/fp8_backward_study.py, bench/gpu/decode_peers.py, bench/distributed/context_parallel.py,
@@ -20,16 +20,14 @@ import statistics
 import sys
 
 from bench import RESULTS, ROOT
-from bench.report import verified_table
 from bench.report.context_table import context_points
-from bench.report.cpu_table import cpu_points, cpu_summary
-from bench.report.decode_table import decode_points
 from bench.report.fp8_backward_table import STUDY, study_tables
 from bench.report.models_table import every_model, models_tables
 from bench.report.needle_table import cache_needle_tables, needle_tables
 from bench.report.parts import NAMES, NOT_MEASURED, libraries, median_range, source, table
-from bench.report.speed_table import in_order, newest_of_each_device, short_name, speed_over_peers
-from bench.report.summary_tables import cache_summary, context_summary, fp8_summary, ragged_summary
+from bench.report.suite_tables import cpu_points, cpu_summary, decode_points, load_record, verified_text
+from bench.report.summary_tables import (cache_summary, context_summary, fp8_summary, in_order, newest_of_each_device, ragged_summary, short_name,
+                                         speed_over_peers)
 
 sys.path.insert(0, str(ROOT / "tools/codegen"))
 from generated_block import update  # noqa: E402
@@ -150,30 +148,17 @@ def gpu_heading(report):
 
 
 def gpu_summary(path, report, up="../"):
-    """One row for each head_dim and mask, one column for each length."""
-    points = report["points"]
-    lengths = sorted({p["seq"] for p in points})
-    rows = []
-    for dim in sorted({p["dim"] for p in points}):
-        for causal in (False, True):
-            at = {p["seq"]: p for p in points if p["dim"] == dim and p["causal"] == causal}
-            if not at:
-                continue
-            cells = []
-            for seq in lengths:
-                p = at.get(seq)
-                r = ratio_to_best(p) if p else None
-                cells.append("" if not p else f"{value(p, ours(p)):.0f}" + (f" ({r:.2f})" if r else ""))
-            rows.append([f"{dim} {'causal' if causal else 'full'}", *cells])
-    lines = [table(["head_dim, mask \\ seq", *lengths], rows), ""]
+    """What the chart of a report does not show: ratios, shares of the ceiling, and how it was measured."""
+    points, lines = report["points"], []
     best = [r for p in points if (r := ratio_to_best(p))]
     if best:
         lines.append(f"- The ratio to the fastest of the other libraries: {median_range(best)}; flash3 leads at {sum(r >= 1 for r in best)} of "
                      f"{len(best)} points.")
     shares = [(p["share_of_ceiling"][ours(p)], p["seq"]) for p in points if "share_of_ceiling" in p]
     if shares:
-        longest = [share for share, seq in shares if seq == lengths[-1]]
-        lines.append(f"- The share of the ceiling: {median_range([share for share, _ in shares])}; at {lengths[-1]} tokens {min(longest):.2f} … "
+        most = max(seq for _, seq in shares)
+        longest = [share for share, seq in shares if seq == most]
+        lines.append(f"- The share of the ceiling: {median_range([share for share, _ in shares])}; at {most} tokens {min(longest):.2f} … "
                      f"{max(longest):.2f}.")
     if is_backward(report):
         lines.append(f"- {memory_text(report)}")
@@ -383,7 +368,7 @@ def summaries(gpu, backward, ragged, fp8, cpu, calls, trained, cache, context):
     for what, of_device in (("forward", of_gpu), ("backward", of_backward)):
         device = next((device for device in devices if device in of_device), None)
         if device:
-            found.append((f"TFLOP/s, {what}, {short_name(device)}", gpu_summary(*of_device[device][0])))
+            found.append((f"{what.capitalize()}, {short_name(device)}", gpu_summary(*of_device[device][0])))
     found += [("FP8 beside 16 bits", fp8_summary(fp8)), ("Ragged batches", ragged_summary(ragged)), ("KV cache", cache_summary(cache)),
               ("Several GPUs", context_summary(context)), ("CPU", "\n\n".join(cpu_summary(*item) for item in cpu) or NOT_MEASURED)]
     for title, reports, write in (("What a call costs the host", calls, call_table), ("Training a small GPT", trained, training_table)):
@@ -430,7 +415,7 @@ def main():
         return 0
     plain_backward = [item for item in backward if not item[1]["deterministic"]]
     status = update("README.md", "speed", speed_over_peers(gpu, plain_backward, fp8, cpu), args.check)
-    status |= update("docs/accuracy.md", "verified", verified_table.verified_text(verified_table.load()), args.check)
+    status |= update("docs/accuracy.md", "verified", verified_text(load_record()), args.check)
     status |= update("docs/fp8.md", "needle", needle_tables(needle[0] if needle else None), args.check)
     status |= update("docs/fp8.md", "backward", study_tables(), args.check)
     status |= update("docs/transformers.md", "models", models_tables(models[0] if models else None), args.check)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Adds result files of trials to bench/results/trials.zip, or lists what is in it. A file of the same name is replaced; the archive has the
+"""Adds result files that no table is made of, such as those of trials, to bench/results/trials.zip, or lists what is in it. A file of the same name is replaced; the archive has the
 same bytes whenever it holds the same files.
 
     python3 -m bench.report.trials [FILE...]

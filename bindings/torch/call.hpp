@@ -20,7 +20,7 @@
 
 #include "arguments.hpp"
 #include "flash3/plan.h"
-#include "workspace.hpp"
+#include "runtime.hpp"
 
 namespace flash3_torch {
 

@@ -25,8 +25,7 @@
 #include "eager_options.hpp"
 #include "flash3/plan.h"
 #include "flash3/schedule.h"
-#include "signals.hpp"
-#include "workspace.hpp"
+#include "runtime.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <Python.h>
 // After Python.h
 #include "flash3/flash3.h"
-#include "signals.hpp"
+#include "runtime.hpp"
 
 namespace flash3_torch {
 namespace {

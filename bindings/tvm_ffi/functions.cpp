@@ -16,7 +16,7 @@
 #include <memory>
 #include <new>
 
-#include "masks.hpp"
+#include "arguments.hpp"
 #include "signatures.hpp"
 
 namespace flash3_tvm_ffi {

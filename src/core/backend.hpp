@@ -39,7 +39,7 @@ class Backend {
 
   // The one entry for each kind of problem; fails where this backend cannot run it, and says why:
   // what available() says comes first. A problem that it is given never quantizes and never fills
-  // padding: core/quantized_forward.hpp and core/wrapped_plan.hpp do both around it.
+  // padding: core/quantized_forward.hpp and core/dispatch.cpp do both around it.
   virtual Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const = 0;
   virtual Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const = 0;
   virtual Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const = 0;

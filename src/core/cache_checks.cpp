@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/cache_checks.hpp"
-
 #include <algorithm>
 #include <iterator>
 #include <utility>

@@ -10,7 +10,7 @@
 #include "core/explain.hpp"
 #include "core/guarded.hpp"
 #include "core/interrupt.hpp"
-#include "core/kept_plan.hpp"
+#include "core/kept.hpp"
 #include "core/message.hpp"
 #include "flash3/limits.h"
 

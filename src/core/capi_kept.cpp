@@ -2,8 +2,7 @@
 // The C functions that make what the caller keeps in memory of its own: schedules and masks.
 #include "core/backend.hpp"
 #include "core/guarded.hpp"
-#include "core/kept_mask.hpp"
-#include "core/schedule.hpp"
+#include "core/kept.hpp"
 
 namespace flash3 {
 namespace {

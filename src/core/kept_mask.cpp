@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/kept_mask.hpp"
-
 #include "core/alias_checks.hpp"
-#include "core/hash.hpp"
+#include "core/kept.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 

@@ -2,7 +2,6 @@
 #include "core/option_checks.hpp"
 
 #include "core/arithmetic.hpp"
-#include "core/cache_checks.hpp"
 #include "core/message.hpp"
 
 namespace flash3 {

@@ -43,7 +43,7 @@ struct ScheduleNeeds {
 
 // Immutable: many threads may run one plan at once. The problems that it is given differ from the
 // one that it was made for in addresses, stream and workspace alone, and no address is aligned
-// worse (core/kept_plan.hpp checks that).
+// worse (core/kept.hpp checks that).
 template <AnyProblem P>
 class Plan {
  public:

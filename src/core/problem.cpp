@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "core/alias_checks.hpp"
-#include "core/cache_checks.hpp"
 #include "core/mask_checks.hpp"
 #include "core/message.hpp"
 #include "core/option_checks.hpp"

@@ -158,7 +158,7 @@ struct Problem : ExecutionContext {
 struct ForwardProblem : Problem {
   ScaleView q_scale, k_scale, v_scale;  // of FP8 tensors
   // The largest logit of each row, laid out as an LSE; or of each head, of [heads_q], which no
-  // backend sees: core/wrapped_plan.hpp makes rows of it.
+  // backend sees: core/dispatch.cpp makes rows of it.
   LseView max_logits;
   bool max_of_heads = false;
 

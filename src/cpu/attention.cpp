@@ -16,7 +16,6 @@
 #include "cpu/append.hpp"
 #include "cpu/mask_reader.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/work_list.hpp"
 
 namespace flash3::cpu {
 namespace {

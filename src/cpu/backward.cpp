@@ -10,7 +10,6 @@
 #include "core/interrupt.hpp"
 #include "core/message.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/work_list.hpp"
 
 namespace flash3::cpu {
 namespace {

@@ -13,10 +13,8 @@
 #include "cpu/attention.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/mask.hpp"
-#include "cpu/merge.hpp"
-#include "cpu/padding.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/quantize.hpp"
+#include "cpu/rows.hpp"
 
 namespace flash3 {
 namespace {

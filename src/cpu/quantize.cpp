@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/quantize.hpp"
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -11,6 +9,7 @@
 #include "core/interrupt.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/row_transforms.hpp"
+#include "cpu/rows.hpp"
 
 namespace flash3::cpu {
 namespace {

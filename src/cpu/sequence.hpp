@@ -42,7 +42,7 @@ inline Index key_offset(const Problem& p, const TensorView& t, const Sequence& s
   return at.element * t.stride_batch + at.row * t.stride_seq + head * t.stride_head;
 }
 
-// What a packed row of a KV head with a group of query heads is (attention_task.hpp).
+// What a packed row of a KV head with a group of query heads is (attention.hpp).
 struct PackedRow {
   Index query, head;  // of all query heads
 };

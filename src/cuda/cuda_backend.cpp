@@ -10,7 +10,6 @@
 #include "cuda/host/route.hpp"
 #include "cuda/mask/make_mask.hpp"
 #include "cuda/memory.hpp"
-#include "cuda/merge/max_of_rows.hpp"
 #include "cuda/merge/merge.hpp"
 #include "cuda/quantize/plan.hpp"
 #include "cuda/sm90/family.hpp"

@@ -7,20 +7,18 @@
 //
 // A sink is one more score with a value of 0: its dp is 0, and its ds is summed up over the rows.
 // A softcap's derivative multiplies ds. Beside each product stands that of magnitudes, for the
-// bounds (oracle/yardsticks/error_bound.hpp).
+// bounds (oracle/yardsticks/yardsticks.hpp).
 //
 // Rows go in groups that share the loads of K and V; one worker has all the query heads of a KV
 // head, so that dK and dV are summed in one order whatever the number of threads.
-#include "oracle/attention_backward_ref.hpp"
-
 #include <algorithm>
 #include <cmath>
 
+#include "oracle/attention_ref.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
-#include "oracle/work_sharing.hpp"
-#include "oracle/yardsticks/error_bound.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3 {
 namespace {
@@ -200,7 +198,7 @@ class Heads {
     return seen;
   }
 
-  // As oracle/yardsticks/error_bound.hpp names them.
+  // As oracle/yardsticks/yardsticks.hpp names them.
   struct RowErrors {
     double weight, smallest;  // u + Ep + 8ε + γ(n), and u·η
     double of_dp, of_slope;   // Δdp + Δδ; 2τ·(|dout|·max|v| + D)

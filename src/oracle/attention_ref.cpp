@@ -8,12 +8,10 @@
 #include <limits>
 #include <utility>
 
-#include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
-#include "oracle/work_sharing.hpp"
-#include "oracle/yardsticks/error_bound.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3 {
 namespace {

@@ -10,7 +10,7 @@
 #include "core/convert.hpp"
 #include "core/rotation.hpp"
 #include "oracle/mask_pairs.hpp"
-#include "oracle/visible.hpp"
+#include "oracle/one_sequence.hpp"
 
 namespace flash3 {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "oracle/gathered_cache.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -8,6 +6,7 @@
 
 #include "core/convert.hpp"
 #include "core/rotation.hpp"
+#include "oracle/one_sequence.hpp"
 
 namespace flash3 {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "flash3/mask.h"
-#include "oracle/visible.hpp"
+#include "oracle/one_sequence.hpp"
 
 namespace flash3 {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "oracle/quantize_ref.hpp"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -8,6 +6,7 @@
 #include <limits>
 
 #include "core/convert.hpp"
+#include "oracle/definition.hpp"
 #include "oracle/one_sequence.hpp"
 
 namespace flash3 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A function is compiled for an instruction set by its target attribute, and what it calls is
 // inlined into it: no -m flag, which would leak into inline functions of the standard library.
-#include "oracle/reference_loops.hpp"
+#include "oracle/reference_rows.hpp"
 
 namespace flash3 {
 namespace {

@@ -11,7 +11,7 @@
 #include "core/convert.hpp"
 #include "core/problem.hpp"
 #include "oracle/mask_pairs.hpp"
-#include "oracle/visible.hpp"
+#include "oracle/one_sequence.hpp"
 
 namespace flash3 {
 

@@ -8,14 +8,14 @@ import shutil
 import sys
 import tempfile
 
-import abi
+import check_abi
 
 
 def without_comments(text):
     return re.sub(r"\s*/\*.*?\*/", "", text, flags=re.S)
 
 
-HEADERS = {name: without_comments((abi.ROOT / "include/flash3" / name).read_text(encoding="utf-8")) for name in ("flash3.h", "types.h")}
+HEADERS = {name: without_comments((check_abi.ROOT / "include/flash3" / name).read_text(encoding="utf-8")) for name in ("flash3.h", "types.h")}
 LAST_FIELD = re.search(r"  [^;\n]+;\n\} flash3_forward_params;", HEADERS["flash3.h"])[0]
 
 
@@ -80,20 +80,20 @@ def main():
     parser.add_argument("--abidiff", default="abidiff")
     args = parser.parse_args()
 
-    old, wrong = abi.dump(args.compiler, args.abidw), []
+    old, wrong = check_abi.dump(args.compiler, args.abidw), []
     with tempfile.TemporaryDirectory() as folder:
         include = pathlib.Path(folder, "include")
-        shutil.copytree(abi.ROOT / "include", include)
+        shutil.copytree(check_abi.ROOT / "include", include)
         for cases, breaks in ((BREAKS, True), (KEEPS, False)):
             for name, edits in cases.items():
                 for header, text in changed(edits).items():
                     (include / "flash3" / header).write_text(text, encoding="utf-8")
-                new = abi.dump(args.compiler, args.abidw, include)
-                found = abi.incompatible(old, new, args.abidiff)
+                new = check_abi.dump(args.compiler, args.abidw, include)
+                found = check_abi.incompatible(old, new, args.abidiff)
                 if bool(found) != breaks:
                     wrong.append(f"{name}: {'not found' if breaks else f'taken for a break:{chr(10)}{found}'}")
                 # What check_abi.py --release asks: the dump of a release has the newest parts of the interface too.
-                if edits and not breaks and not abi.incompatible(new, old, args.abidiff):
+                if edits and not breaks and not check_abi.incompatible(new, old, args.abidiff):
                     wrong.append(f"{name}: the older dump is taken for complete")
     print("\n".join(wrong) or f"{len(BREAKS)} changes that break, {len(KEEPS)} that do not")
     return bool(wrong)

@@ -11,7 +11,7 @@ import xml.etree.ElementTree
 from check_bench_scripts import CEILING
 from sources import ROOT
 
-from bench.report import decode_table, draw, draw_speed, needle_table, speed_table, summary_tables, tables, verified_table  # noqa: E402
+from bench.report import draw, draw_speed, needle_table, parts, suite_tables, summary_tables, tables  # noqa: E402
 
 
 class Tables(unittest.TestCase):
@@ -45,7 +45,7 @@ class Tables(unittest.TestCase):
         report = self.report()
         report["points"].append({**report["points"][0], "tflops": {"flash3": 600.0, "cudnn": 600.0, "fa4": 800.0}})
         cpu = {"device": "CPU", "instructions": "X, 2 threads", "geometric_mean_speedup": 2.78, "results": [{}, {}]}
-        text = speed_table.speed_over_peers([(path, report)], [], [], [(path, cpu)])
+        text = summary_tables.speed_over_peers([(path, report)], [], [], [(path, cpu)])
         self.assertIn("| forward, GPU, 2 points | 1.20 (1.00 … 1.40) | 0.75 (0.75 … 0.75) | 1 of 2 |", text)
         self.assertIn("On a CPU (CPU, X, 2 threads) flash3 is 2.8 times as fast as torch (the geometric mean of 2 cases)", text)
         self.assertNotIn("backward", text)
@@ -65,7 +65,7 @@ class Tables(unittest.TestCase):
                    of(h200, "a", [900.0], {"fa3": 100.0})]
         # flash3 in bf16 and a GEMM are no FP8 attention; a row for each card is there, one after the card with more passes.
         peers = {"flash3_bf16": 999.0, "cudnn": 999.0, "fp8_gemm": 999.0, "cudnn_fp8": 100.0, "fa3_fp8": 200.0}
-        text = speed_table.speed_over_peers(forward, [of(h200, "b", [100.0], {"fa3": 50.0})], [of(h200, "b", [100.0, 240.0], peers, "fp8_points")], [])
+        text = summary_tables.speed_over_peers(forward, [of(h200, "b", [100.0], {"fa3": 50.0})], [of(h200, "b", [100.0, 240.0], peers, "fp8_points")], [])
         self.assertEqual([line for line in text.splitlines() if line.startswith("|")], [
             "| flash3's speed divided by | cuDNN | FlashAttention-3 | fastest at |", "|---|---:|---:|---:|",
             "| forward, H200, 2 points | – | 1.75 (0.50 … 3.00) | 1 of 2 |", "| backward, H200, 1 points | – | 2.00 (2.00 … 2.00) | 1 of 1 |",
@@ -197,12 +197,12 @@ class Tables(unittest.TestCase):
     def test_what_kernels_have_passed(self):
         part = {"commit": "abc", "date": "2026-11-27T01:04:21Z", "device": "NVIDIA H100 80GB HBM3, 132 SMs", "passed": 1000, "failed": 0}
         record = {"kernels": {"a": "1", "b": "2"}, "parts": {"full": part, "decode": {**part, "passed": 234}}}
-        text = verified_table.verified_text(record)
+        text = suite_tables.verified_text(record)
         for words in ("The 2 GPU kernels", "have passed\n1,234 cases of the tables,\nand failed none (NVIDIA H100 80GB HBM3, 2026-11-27 at abc)."):
             self.assertIn(words, text)
         record["parts"] |= {"random": {**part, "forward": 130000, "backward": 60000}, "repeat": {**part, "passed": 64, "repetitions": 1000},
                             "sanitizer": {**part, "passed": 137, "failed": 2, "commit": "def"}}
-        text = verified_table.verified_text(record)
+        text = suite_tables.verified_text(record)
         for words in ("1,234 cases of the tables, 130,000 random forward and 60,000 random backward problems, 64 cases 1,000 times over",
                       " and 137 cases under compute-sanitizer's", "and failed 2 (", "2026-11-27 at abc, 2026-11-27 at def"):
             self.assertIn(words, text)
@@ -219,7 +219,7 @@ class Tables(unittest.TestCase):
         report = {"device": "NVIDIA H200", "driver": "1", "torch": "2.11", "cudnn": 91900, "cudnn_frontend": "1.32", "fa3": "a wheel", "commit": "abc",
                   "date": "2026-11-24", "dtype": "bf16", "sample_ms": 5.0, "samples": 11, "missing": {}, "lost": {}, "failed": {"d": "no memory"},
                   "cache_points": points}
-        text = decode_table.decode_points(path, report)
+        text = suite_tables.decode_points(path, report)
         for line in ("| case | K and V, MB | flash3 µs | cuDNN µs | FlashAttention-3 µs | / cuDNN | / FlashAttention-3 | / the fastest | widest",
                      "| `a` | 1074 | 240.0 (93 %) | 228.0 (98 %) | 252.0 (89 %) | 0.950 | 1.050 | 0.950 | 1.1 % | 1980 | 400 |",
                      "| `b` | 1074 | 500.0 (512 TFLOP/s) |  | 450.0 (570 TFLOP/s) |  | 0.900 | 0.900 | 1.1 % | 1980 | 400 |",
@@ -298,6 +298,20 @@ class Tables(unittest.TestCase):
         self.assertLess(places[0][0], places[1][0])
         self.assertEqual([y for _, y in places], [draw.TOP + draw.PANEL_HEIGHT / 2, draw.TOP + draw.PANEL_HEIGHT / 4])
         self.assertNotEqual(svg, draw.draw(report, "dark"))
+
+
+class Themes(unittest.TestCase):
+    LIGHT = '<svg><style>.text{fill:#111}</style><rect width="9" height="9" fill="#ffffff"/><path/></svg>'
+
+    def test_one_picture_of_two(self):
+        dark = self.LIGHT.replace("#111", "#eee").replace("#ffffff", "#000000")
+        self.assertEqual(parts.for_both_themes(self.LIGHT, dark),
+                         "<svg><style>.text{fill:#111}.page{fill:#ffffff}@media (prefers-color-scheme:dark){.text{fill:#eee}.page{fill:#000000}}"
+                         '</style><rect width="9" height="9" class="page"/><path/></svg>')
+
+    def test_pictures_that_differ(self):
+        with self.assertRaises(ValueError):
+            parts.for_both_themes(self.LIGHT, self.LIGHT.replace("<path/>", '<path d="M0 0"/>'))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import unittest
 
 import check_docs
 import check_snippets
-import snippets
-from code_names import Code
+from check_docs import Code
 
 sys.path.append(str(check_docs.ROOT / "docs"))
 import check_site
@@ -56,14 +55,14 @@ class Links(unittest.TestCase):
         return list(check_docs.check_links(check_docs.ROOT / "docs/x.md", text))
 
     def test_links_that_lead_somewhere(self):
-        for text in ("[a](figures.md)", "[a](figures.md#measurements)", '[a](figures.md "a title")', "[a](<figures.md>)", "![a](images/forward_light.svg)",
-                     "[a](../README.md)", "[a](../examples)", "[a]: figures.md", '<img src="images/forward_light.svg">',
-                     '<source media="(x)" srcset="images/forward_dark.svg">', "[a](https://nowhere.invalid/x)", '<a href="mailto:a@b.c">'):
+        for text in ("[a](figures.md)", "[a](figures.md#measurements)", '[a](figures.md "a title")', "[a](<figures.md>)", "![a](images/forward.svg)",
+                     "[a](../README.md)", "[a](../examples)", "[a]: figures.md", '<img src="images/forward.svg">',
+                     '<source media="(x)" srcset="images/backward.svg">', "[a](https://nowhere.invalid/x)", '<a href="mailto:a@b.c">'):
             self.assertEqual(self.complaints(text), [], text)
 
     def test_links_that_do_not(self):
-        for text in ("[a](figure.md)", "[a](figures.md#no-such)", '[a](figure.md "a title")', "[a](<figure.md>)", "![a](images/forward.svg)",
-                     "[a]: figure.md", '<img alt="x" src="images/forward.svg">', '<source srcset="images/forward.svg">', '<a href="figure.md">',
+        for text in ("[a](figure.md)", "[a](figures.md#no-such)", '[a](figure.md "a title")', "[a](<figure.md>)", "![a](images/no-such.svg)",
+                     "[a]: figure.md", '<img alt="x" src="images/no-such.svg">', '<source srcset="images/no-such.svg">', '<a href="figure.md">',
                      "[a](../build/docs)", "[a](conf.py#L10)"):
             self.assertEqual(len(self.complaints(text)), 1, text)
 
@@ -178,23 +177,23 @@ COMPILERS = {"c": "cc", "cpp": "c++"}
 
 class Blocks(unittest.TestCase):
     def test_what_a_page_holds(self):
-        found = list(snippets.blocks(PAGE))
+        found = list(check_snippets.blocks(PAGE))
         self.assertEqual([block.language for block in found], ["python", "python", "python", "", "cpp"])
-        self.assertEqual(found[0], snippets.Block("python", "x = 1\n", 4, ""))
+        self.assertEqual(found[0], check_snippets.Block("python", "x = 1\n", 4, ""))
         self.assertEqual(found[1].code, "def f():\n    return x\n")
         self.assertEqual([block.not_run for block in found], ["", "", "needs a Hopper GPU", "", ""])
         self.assertEqual(PAGE.splitlines()[found[4].line - 1], "int f() { return 1; }")
-        self.assertEqual(list(snippets.complaints(PAGE)), [])
+        self.assertEqual(list(check_snippets.complaints(PAGE)), [])
 
     def test_fences_that_hide_code(self):
         for text in ("```\nimport flash3\n```\n", "```\nfrom flash3 import arrays\n```\n", "```\n#include <flash3/flash3.h>\n```\n",
                      "```py\nx = 1\n```\n", "<!-- not run: it is slow -->\n\n```python\nx\n```\n", "<!-- not run -->\n```python\nx\n```\n",
                      "<!-- not run: no test would -->\n```\n$ flash3\n```\n"):
-            self.assertTrue(list(snippets.complaints(text)), text)
+            self.assertTrue(list(check_snippets.complaints(text)), text)
 
     def test_what_does_not_compile(self):
         def block(language, code):
-            return snippets.Block(language, code, 7, "")
+            return check_snippets.Block(language, code, 7, "")
         self.assertEqual(check_snippets.error_of(block("cpp", "#include <flash3/flash3.hpp>\nflash3::Tensor t;\n"), COMPILERS, "x.md"), "")
         self.assertEqual(check_snippets.error_of(block("c", "#include <flash3/flash3.h>\nflash3_tensor t;\n"), COMPILERS, "x.md"), "")
         for language, code in (("cpp", "void f() {\n  flash3::forward({});\n}\n"), ("c", "int f(void) {\n  return q;\n}\n")):

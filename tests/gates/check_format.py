@@ -13,7 +13,7 @@ FOLDERS = ("include", "src", "bindings", "tools", "tests", "examples", "bench", 
 
 
 def pinned_version():
-    text = (ROOT / "scripts/requirements-gates.txt").read_text(encoding="utf-8")
+    text = (ROOT / "scripts/requirements-tools.txt").read_text(encoding="utf-8")
     return re.search(r"^clang-format==(\S+)", text, re.M)[1]
 
 

@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 import distributed_cache
 import distributed_features
-import distributed_serving
 import flash3.distributed as fd
 import oracle
 from flash3 import attention
@@ -220,7 +219,7 @@ def cases(ranks):
     if ranks == 4:
         for name, options in options_of_methods(2).items():
             made[f"mesh_{name}"] = functools.partial(on_a_mesh, **options)
-    made.update(distributed_serving.cases(ranks))
+    made.update(distributed_cache.serving_cases(ranks))
     made.update(distributed_cache.cases(ranks))
     made.update(distributed_features.cases(ranks))  # the last of them ends a process
     return made

@@ -7,7 +7,10 @@ roundoff. The naive error is that of the row and of the median row together, as 
 """
 import math
 
+import pytest
 import torch
+
+from flash3 import _mask_rows
 
 UNIT_ROUNDOFF = {torch.float32: 2**-22, torch.float16: 2**-11, torch.bfloat16: 2**-8}  # float32: of a few in a row
 EPS = {torch.float32: 5e-7, torch.float16: 2e-4, torch.bfloat16: 2e-3}
@@ -73,3 +76,28 @@ def assert_close(got, exact_value, naive_value, what="out", relative=0.0):
     allowed = 2 * (naive_error + naive_error.median()) + (UNIT_ROUNDOFF[dtype] + relative) * rows(exact_value) + EPS[dtype]
     worst = (error / allowed).argmax()
     assert (error <= allowed).all(), f"{what}: error {error.flatten()[worst]:.3e}, allowed {allowed.flatten()[worst]:.3e}"
+
+
+# What tests of masks compare with: booleans pair by pair.
+
+
+def pairs(batch, heads, seq_q, seq_k, sees):
+    """[batch, heads, seq_q, seq_k] bool of a function of four numbers."""
+    return torch.tensor([[[[bool(sees(b, h, i, j)) for j in range(seq_k)] for i in range(seq_q)] for h in range(heads)] for b in range(batch)],
+                        dtype=torch.bool).view(batch, heads, seq_q, seq_k)
+
+
+def check(source, wanted, device="cpu"):
+    got = source.to_dense(*wanted.shape)
+    assert got.shape == wanted.shape and got.device.type == device
+    assert torch.equal(got.cpu(), wanted), (got.cpu() != wanted).nonzero()[:5].tolist()
+
+
+def scattered(b, h, q, k):
+    return (q * 7 + k * 13) % 5 < 2
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Rows are made and read a block at a time."""
+    monkeypatch.setattr(_mask_rows, "AT_ONCE", 1)

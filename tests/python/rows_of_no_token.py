@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every call that allocates results, in memory that is not zero: rows that belong to no token are 0 and their lse -inf.
 
-Run by test_rows_of_no_token.py, on a CPU under MALLOC_PERTURB_, which makes glibc fill what it hands out. With the argument cuda on a
+Run by test_unseen.py, on a CPU under MALLOC_PERTURB_, which makes glibc fill what it hands out. With the argument cuda on a
 GPU, where torch fills what it allocates. Prints a line for each result: its name and "right" or "wrong".
 """
 import contextlib

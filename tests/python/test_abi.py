@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """_fields.py and _library.py say of the C interface what the compiler says of flash3.h: fields, sizes, values and signatures, read from its debug
-information by abidw (tests/gates/abi.py)."""
+information by abidw (tests/gates/check_abi.py)."""
 import ctypes
 import pathlib
 import shutil
@@ -13,7 +13,7 @@ from flash3 import _fields, _library
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/gates"))
-import abi  # noqa: E402
+import check_abi  # noqa: E402
 
 STRUCTS = {"flash3_tensor": _library.Tensor, "flash3_forward_params": _library.ForwardParams,
            "flash3_backward_params": _library.BackwardParams, "flash3_quantize_params": _library.QuantizeParams,
@@ -78,7 +78,7 @@ def header():
     compiler = shutil.which("cc") or shutil.which("clang") or shutil.which("gcc")
     if not compiler or not shutil.which("abidw"):
         pytest.skip("there is no C compiler or no abidw (Debian: abigail-tools)")
-    return Header(abi.dump(compiler))
+    return Header(check_abi.dump(compiler))
 
 
 def test_every_struct_is_mirrored(header):

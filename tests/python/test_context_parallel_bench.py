@@ -152,23 +152,23 @@ def test_reduction(script):
         profile.reduced(made_up_trace()[:1])
 
 
-def test_drawing(script, profiled, monkeypatch, tmp_path):
+def test_drawing(script, profiled, monkeypatch):
     from xml.etree import ElementTree
     draw, about = script("report.draw"), json.loads(profiled.read_text(encoding="utf-8"))
-    monkeypatch.setattr(draw, "RESULTS", tmp_path)
+    monkeypatch.setattr(draw.trials, "load", dict)
     assert "context_profile" not in draw.figures()
-    (tmp_path / "context_profile_x.json").write_text(profiled.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(draw.trials, "load", lambda: {"context_profile_x.json": profiled.read_text(encoding="utf-8")})
     file, drawn = draw.figures()["context_profile"]
     assert file == "context_profile_x.json"
     call = {"case": "causal/8k/h64x8/d128", "tokens": 8192, "method": "ring", "pass": "forward",
             **script("distributed.context_profile").reduced(made_up_trace())["forward"]}
     for theme in ("light", "dark"):
         # The whole panel is 82 us, and its lanes 808 wide.
-        found = list(ElementTree.fromstring(drawn({**about, "context_profile": [call]}, theme)).iter("{http://www.w3.org/2000/svg}rect"))
+        found = list(ElementTree.fromstring(drawn({**about, "context_profile": [call]})[theme]).iter("{http://www.w3.org/2000/svg}rect"))
         bars = [(x.get("class"), float(x.get("width"))) for x in found if x.get("class") and x.get("height") == "13" and float(x.get("y")) > 80]
         assert bars[:3] == [("lane", 808)] * 3 and bars[3] == ("host", pytest.approx(808 * 80 / 82, abs=0.01))
         assert bars[5] == ("nccl", pytest.approx(808 * 40 / 82, abs=0.01)) and len(bars) == 9
-        text = drawn({**about, "context_profile": [call, *about["context_profile"]]}, theme)
+        text = drawn({**about, "context_profile": [call, *about["context_profile"]]})[theme]
         assert "messages 0.04 ms, 50 % under attention" in text and "idle: host 10 %, messages 24 %, device 10 %" in text
         assert "all-gather, backward, 256 tokens" in text and "commit abc" in text
 

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from flash3.distributed import _attention, _balance, _cost, _geometry as geometry, _peers
+from flash3.distributed import _attention, _cost, _geometry as geometry, _peers
 from flash3.distributed._layout import Layout, make_spec, mask_of
 from flash3.distributed._operators import METHODS
 from flash3.distributed._plan import Plan
@@ -146,7 +146,7 @@ def test_work_is_counted(seed):
         edges = [i * cu_q[-1] // cut for i in range(cut + 1)]
         for a, b in itertools.pairwise(edges):
             found = geometry.segments([geometry.Range(a, b)], documents, "q", mask.chunk)
-            assert _balance.work_of(found, documents, mask) == want[a:b].sum()
+            assert geometry.work_of(found, documents, mask) == want[a:b].sum()
 
 
 def test_one_causal_sequence_is_zigzag():
@@ -169,7 +169,7 @@ def test_packed_documents_are_balanced():
     for ranks in (2, 4, 8):
         layout = Layout(make_spec(cu, cu, True, None, 0), ranks)
         tokens = [layout.tokens("q", rank) for rank in range(ranks)]
-        assert max(tokens) - min(tokens) <= len(_balance.BLOCKS) * 8
+        assert max(tokens) - min(tokens) <= len(geometry.BLOCKS) * 8
         assert max(layout.work) * ranks <= 1.02 * sum(layout.work)
 
 

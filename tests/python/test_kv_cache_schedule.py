@@ -9,7 +9,7 @@ import torch
 import flash3
 from cache_cases import Case
 from flash3 import Schedule, _torch_kv_cache, arrays
-from test_kv_cache_operators import CASES, OPS, given, taken, written  # noqa: F401  taken is a fixture
+from test_kv_cache import CASES, OPS, given, taken, written  # noqa: F401  taken is a fixture
 
 REFUSAL = r"schedule.key = {} but this call needs \d+; kv_cache_schedule sets it, for calls with the sizes, fields, mask, sm_margin"
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from mask_pairs import check, pairs, scattered, small_parts  # noqa: F401  a fixture
+from oracle import check, pairs, scattered, small_parts  # noqa: F401  a fixture
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, create_mask, or_masks
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from mask_pairs import check, pairs
+from oracle import check, pairs
 
 from flash3 import _mask_shapes as shapes
 

@@ -8,7 +8,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 import torch
-from mask_pairs import check, pairs, scattered, small_parts  # noqa: F401  a fixture
+from oracle import check, pairs, scattered, small_parts  # noqa: F401  a fixture
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 

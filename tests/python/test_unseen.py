@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys that no query sees reach no result, not even as 0 * NaN inside a tile that also holds keys that are seen."""
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -94,7 +99,7 @@ def test_hidden_fp8_keys_reach_nobody(device, name, dim):
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_unused_tokens_reach_nobody(device, dim):
-    """Behind seqused, also of short sequences that share tiles, and in gradients."""
+    """After seqused, also of short sequences that share tiles, and in gradients."""
     for seq in (48, 300):
         q, k, v, dout = make(device, torch.bfloat16, seq, seq, dim, dim)
         used = torch.tensor([seq - 19, seq // 3], dtype=torch.int32, device=device)
@@ -111,3 +116,31 @@ def test_unused_tokens_reach_nobody(device, dim):
             n = int(used[b])
             cut = [[x[b, :, :n] if name == "lse" else x[b, :n] for name, x in zip(TENSORS, each)] for each in (got, wanted)]
             assert_same(device, TENSORS, *cut)
+
+
+# Rows that belong to no token are 0, and their lse -inf, whichever call allocates them: a NaN in one spreads through the next layer's
+# weight gradients.
+
+HERE = pathlib.Path(__file__).parent
+
+
+def check(device, expected, **environment):
+    ran = subprocess.run([sys.executable, HERE / "rows_of_no_token.py", device], capture_output=True, text=True,
+                         env={**os.environ, **environment})
+    assert ran.returncode == 0, ran.stderr
+    verdicts = [line.split() for line in ran.stdout.splitlines()]
+    assert {name for name, verdict in verdicts if verdict != "right"} == set()
+    asked = {name for name, _ in verdicts}
+    for call in expected:
+        assert {f"{call}.out", f"{call}.lse"} <= asked
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MALLOC_PERTURB_ is glibc's")
+def test_no_result_shows_what_memory_held():
+    check("cpu", ("attention", "kv_cache", "kv_cache.paged", "dropin", "dropin.fwd", "numpy", "arrays.numpy", "arrays.torch"),
+          MALLOC_PERTURB_="1", CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.gpu
+def test_nor_on_a_gpu():
+    check("cuda", ("attention", "kv_cache", "kv_cache.paged", "dropin", "dropin.fwd"))

@@ -6,11 +6,11 @@
 #include <cstdio>
 #include <vector>
 
-#include "cases/fp8_input.hpp"
 #include "cases/internals.hpp"
+#include "cases/kernel_input.hpp"
 #include "cases/tensors.hpp"
 #include "oracle/attention_ref.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cases {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "cases/id_text.hpp"
+#include "cases/text.hpp"
 #include "core/fields.hpp"
 
 namespace flash3::cases {

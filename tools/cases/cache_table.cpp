@@ -2,7 +2,6 @@
 // The cases on a KV cache: pages of every size, with what decoding and the parts of a prefill ask.
 #include <utility>
 
-#include "cases/pairwise.hpp"
 #include "cases/table.hpp"
 
 namespace flash3::cases {

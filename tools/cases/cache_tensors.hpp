@@ -85,4 +85,13 @@ flash3_forward_params make_cache_question(const Case& c);
 // The case without its cache: the queries' side of it.
 Case without_cache(Case c);
 
+// The tree_mask of a case: every sequence's drafts are a tree, but now and then a query sees any
+// drafts or none, and bits after the last draft are anything.
+
+// Without data: [batch, seq_q], or [total_q].
+flash3_tensor tree_mask_view(const Case& c, const CaseSequences& sequences);
+
+// A function of the case's seed.
+GuardedTensor make_tree_mask(const Case& c, const CaseSequences& sequences);
+
 }  // namespace flash3::cases

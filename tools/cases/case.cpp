@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "cases/cache_tensors.hpp"
-#include "cases/id_text.hpp"
 #include "cases/internals.hpp"
-#include "cases/printable.hpp"
 #include "cases/sequences.hpp"
 #include "cases/tensors.hpp"
+#include "cases/text.hpp"
 
 namespace flash3::cases {
 namespace {

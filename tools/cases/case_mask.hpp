@@ -50,7 +50,7 @@ struct CaseMask {
   bool operator==(const CaseMask&) const = default;
 };
 
-// Behind "mask:".
+// After "mask:".
 std::optional<CaseMask> parse_mask(std::string_view text);
 std::string to_text(const CaseMask& mask);
 

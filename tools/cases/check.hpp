@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When an output is right: every element by itself must lie within its error bound, which the
-// float64 oracle hands out beside it (oracle/yardsticks/error_bound.hpp derives it),
+// float64 oracle hands out beside it (oracle/yardsticks/yardsticks.hpp derives it),
 //
 //   |got − ref|  ≤  bound
 //
@@ -29,7 +29,6 @@
 
 #include "cases/backward_tensors.hpp"
 #include "cases/tensors.hpp"
-#include "oracle/attention_backward_ref.hpp"
 #include "oracle/attention_ref.hpp"
 
 namespace flash3::cases {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cases/layout.hpp"
-
 #include <algorithm>
 #include <iterator>
 
-#include "cases/id_text.hpp"
+#include "cases/case.hpp"
 #include "cases/internals.hpp"
+#include "cases/text.hpp"
 
 namespace flash3::cases {
 namespace {

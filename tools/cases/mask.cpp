@@ -10,8 +10,8 @@
 #include <stdexcept>
 
 #include "cases/case_mask.hpp"
-#include "cases/id_text.hpp"
 #include "cases/internals.hpp"
+#include "cases/text.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "cases/mask.hpp"
 #include "cases/sequences.hpp"
-#include "cases/split_mix.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cases/merge_check.hpp"
-
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "cases/internals.hpp"
+#include "cases/runner.hpp"
 #include "cases/tensors.hpp"
 
 namespace flash3::cases {

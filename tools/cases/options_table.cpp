@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the case table with sinks, softcaps and chunks, and the table of ragged batches; at
 // the end the part of that in which tensors have no rows, or sequences no tokens or a single one.
+
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <utility>
 
-#include "cases/pairwise.hpp"
 #include "cases/table.hpp"
 
 namespace flash3::cases {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cases/quantize_runner.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,8 +6,9 @@
 
 #include "cases/checked_call.hpp"
 #include "cases/internals.hpp"
+#include "cases/runner.hpp"
+#include "oracle/definition.hpp"
 #include "oracle/one_sequence.hpp"
-#include "oracle/quantize_ref.hpp"
 
 namespace flash3::cases {
 namespace {

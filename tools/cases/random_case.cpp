@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cases/random_case.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <iterator>
 #include <limits>
 
-#include "cases/split_mix.hpp"
+#include "cases/sequences.hpp"
+#include "cases/table.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -8,9 +8,8 @@
 #include "cases/backward_tensors.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cases/checked_call.hpp"
-#include "cases/quantize_runner.hpp"
-#include "oracle/gathered_cache.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/one_sequence.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -7,8 +7,6 @@
 #include <numbers>
 #include <random>
 
-#include "cases/split_mix.hpp"
-
 namespace flash3::cases {
 namespace {
 

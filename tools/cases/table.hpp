@@ -2,6 +2,7 @@
 // The case table: what `flash3 verify` and the test suites run. Deterministic.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -62,5 +63,18 @@ std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes
 // What ragged_case_table() has of tensors without rows and batches without tokens
 // (options_table.cpp).
 std::vector<Case> empty_cases(std::span<const flash3_dtype> dtypes);
+
+// Pairwise coverage: few rows in which every two levels of every two factors meet at least once.
+
+// sizes[f]: number of levels of factor f. Each row holds one level per factor. Deterministic.
+std::vector<std::vector<int>> pairwise(const std::vector<int>& sizes);
+
+// Random problems over everything that the C interface takes: what no table has thought of.
+
+// Problem `index` of the sequence named by seed: always the same, on any machine. Forward calls,
+// half as many backward ones, and some of flash3_quantize; of any dtype, head dims, lengths, batch,
+// strides, mask and options. Each is a valid call. Most are small, so that the oracle takes
+// milliseconds.
+Case random_case(uint64_t seed, uint64_t index);
 
 }  // namespace flash3::cases

@@ -13,8 +13,7 @@
 #include "cases/internals.hpp"
 #include "cases/mask.hpp"
 #include "cases/memory.hpp"
-#include "cases/split_mix.hpp"
-#include "cases/tree_mask.hpp"
+#include "cases/sequences.hpp"
 
 namespace flash3::cases {
 namespace {

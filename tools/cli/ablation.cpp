@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 bench --ablation: what each part of the forward kernel's schedule is worth.
-#include "device/ablation.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
 
-#include "cases/fp8_input.hpp"
 #include "cases/internals.hpp"
-#include "cases/printable.hpp"
+#include "cases/kernel_input.hpp"
 #include "cases/tensors.hpp"
+#include "cases/text.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
@@ -19,6 +17,7 @@
 #include "cli/json_file.hpp"
 #include "cli/workbench.hpp"
 #include "device/bench_kernels.hpp"
+#include "device/device.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <map>
 
-#include "cases/fp8_input.hpp"
 #include "cases/internals.hpp"
+#include "cases/kernel_input.hpp"
 #include "cases/mask.hpp"
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
@@ -15,12 +15,10 @@
 #include "cli/format.hpp"
 #include "cli/json_file.hpp"
 #include "cli/progress.hpp"
-#include "cli/share.hpp"
-#include "cli/stop.hpp"
-#include "cli/suites.hpp"
 #include "cli/workbench.hpp"
 #include "device/bench_kernels.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "device/device.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cli {
 namespace {

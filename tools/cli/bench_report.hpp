@@ -2,6 +2,7 @@
 // What flash3 bench has measured, as a table, JSON and CSV.
 #pragma once
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -9,7 +10,7 @@
 
 #include "cases/case.hpp"
 #include "cli/timing.hpp"
-#include "device/ceiling.hpp"
+#include "device/bench_kernels.hpp"
 #include "device/monitor.hpp"
 
 namespace flash3::cli {
@@ -84,5 +85,23 @@ std::string to_csv(const Json& results);
 
 // Clock, watts and heat; nothing if there is no reading.
 void add_reading(const device::Reading& r, Json* j);
+
+// What flash3 bench --share writes beside the results: enough to compare them with a run elsewhere.
+
+inline constexpr char kShareFormat[] = "flash3-bench-share/1";
+
+// Clock, watts and load of the machine while nothing is measured: of the GPU where there is a
+// monitor, of the CPU without. What the machine does not tell is left out.
+Json machine_state(device::Monitor* monitor);
+
+// The report without results. metadata: of the run; the host's name is left out of it.
+Json shared_report(const Json& metadata, const Json& before, const Json& after);
+
+// What to_json() made of r, and the milliseconds of each of its samples, as they were taken.
+Json with_samples(Json j, const BenchResult& r);
+
+// Energy that the CPU's packages have used, as the kernel counts it below `folder`; nothing if it
+// does not, or not for this user.
+std::optional<double> package_joules(const std::filesystem::path& folder);
 
 }  // namespace flash3::cli

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The subcommands of flash3. options.cpp reads the options; each command is one function in a file
-// of its name and returns the exit code.
+// of its name, or in info.cpp, and returns the exit code.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <iosfwd>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -120,5 +122,23 @@ int compare(const CompareOptions& options);
 int bench_ablation(const BenchOptions& options);  // ablation.cpp
 int run(const RunOptions& options);
 int trace(const TraceOptions& options);
+
+// The command line: its arguments, and which command they ask for.
+
+// What the subcommands do; each returns the exit code. The program offers those that are there.
+struct Commands {
+  std::function<int(const InfoOptions&)> info;
+  std::function<int(const RunOptions&)> run;
+  std::function<int(const BenchOptions&)> bench;
+  std::function<int(const CompareOptions&)> compare;
+  std::function<int(const VerifyOptions&)> verify;
+  std::function<int(const ExplainOptions&)> explain;
+  std::function<int(const TraceOptions&)> trace;
+};
+
+// Runs the command that the arguments name, and returns the exit code. Help goes to `out`, and what
+// is wrong with the arguments to `err`. Throws what the command throws.
+int parse_and_run(int argc, const char* const* argv, const std::string& version,
+                  const Commands& commands, std::ostream& out, std::ostream& err);
 
 }  // namespace flash3::cli

@@ -8,13 +8,12 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
+#include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/files.hpp"
 #include "cli/format.hpp"
 #include "cli/json_file.hpp"
-#include "cli/names.hpp"
-#include "cli/share.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -13,13 +13,12 @@
 #include <utility>
 
 #include "build_commit.hpp"
-#include "cases/entry_points.hpp"
+#include "cases/checked_call.hpp"
 #include "cases/internals.hpp"
 #include "cases/mask.hpp"
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
 #include "cli/commands.hpp"
 #include "cli/format.hpp"
-#include "cli/memory_budget.hpp"
 #include "cpu/parallel.hpp"
 #include "device/monitor.hpp"
 

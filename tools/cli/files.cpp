@@ -13,7 +13,7 @@
 #include <system_error>
 #include <utility>
 
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
 
 namespace flash3::cli {
 namespace {

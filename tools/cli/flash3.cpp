@@ -7,11 +7,11 @@
 #include <sstream>
 #include <system_error>
 
+#include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/files.hpp"
 #include "cli/format.hpp"
-#include "cli/options.hpp"
-#include "cli/stop.hpp"
+#include "cli/progress.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cerrno>
 
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
 #include "cli/files.hpp"
 #include "cli/format.hpp"
 

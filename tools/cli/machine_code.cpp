@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/machine_code.hpp"
-
 #include <cxxabi.h>
 #include <elf.h>
 
@@ -16,6 +14,7 @@
 #include <utility>
 
 #include "cli/format.hpp"
+#include "cli/record_parts.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3: the options of its subcommands.
-#include "cli/options.hpp"
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
@@ -10,7 +8,8 @@
 #include <numeric>
 #include <utility>
 
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
+#include "cli/commands.hpp"
 #include "cli/format.hpp"
 
 namespace flash3::cli {

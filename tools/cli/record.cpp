@@ -8,16 +8,15 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/files.hpp"
 #include "cli/format.hpp"
 #include "cli/json_file.hpp"
-#include "cli/machine_code.hpp"
+#include "cli/progress.hpp"
 #include "cli/record_parts.hpp"
-#include "cli/stop.hpp"
-#include "device/launches.hpp"
+#include "device/device.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "cases/merge_check.hpp"
+#include "cases/runner.hpp"
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
-#include "cli/sanitizer.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -4,19 +4,19 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cases/fp8_input.hpp"
-#include "cases/printable.hpp"
+#include "cases/kernel_input.hpp"
 #include "cases/runner.hpp"
+#include "cases/text.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/files.hpp"
 #include "cli/format.hpp"
 #include "cli/json_file.hpp"
+#include "cli/progress.hpp"
 #include "cli/run_input.hpp"
 #include "cli/safetensors.hpp"
-#include "cli/stop.hpp"
 #include "cli/timing.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cli {
 namespace {

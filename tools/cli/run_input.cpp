@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "cases/internals.hpp"
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
+#include "cli/environment.hpp"
 #include "cli/format.hpp"
-#include "cli/memory_budget.hpp"
 #include "flash3/flash3.hpp"
 
 namespace flash3::cli {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "cases/printable.hpp"
+#include "cases/text.hpp"
 
 namespace flash3::safetensors {
 namespace {

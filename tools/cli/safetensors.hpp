@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "cli/files.hpp"
-#include "cli/names.hpp"
 #include "flash3/flash3.h"
 
 namespace flash3::safetensors {

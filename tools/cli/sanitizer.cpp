@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/sanitizer.hpp"
-
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -246,7 +244,7 @@ nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
           {"tools", kTools},
           {"passed", cases},
           {"failed", 0},
-          {"hazards_that_are_none", known}};  // cli/sanitizer.hpp
+          {"hazards_that_are_none", known}};  // cli/record_parts.hpp
 }
 
 }  // namespace flash3::cli

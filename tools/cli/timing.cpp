@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "cli/stop.hpp"
+#include "cli/progress.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -10,16 +10,14 @@
 #include <thread>
 
 #include "cases/accuracy.hpp"
-#include "cases/printable.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"
+#include "cases/text.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
-#include "cli/memory_budget.hpp"
 #include "cli/progress.hpp"
 #include "cli/run_input.hpp"
-#include "cli/stop.hpp"
 
 namespace flash3::cli {
 namespace {

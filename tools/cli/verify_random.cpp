@@ -11,14 +11,12 @@
 #include <stop_token>
 #include <thread>
 
-#include "cases/random_case.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
 #include "cli/progress.hpp"
-#include "cli/stop.hpp"
 
 namespace flash3::cli {
 namespace {

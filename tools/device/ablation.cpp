@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ablation.hpp"
-
 #include <memory>
 #include <stdexcept>
 
 #include "device/ablation/variants.hpp"
+#include "device/bench_kernels.hpp"
 #include "device/planned_forward.hpp"
 
 namespace flash3::device {

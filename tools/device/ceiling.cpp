@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ceiling.hpp"
-
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include "cases/tensors.hpp"
 #include "device/bench_kernels.hpp"
 #include "device/ceiling_instances.hpp"
+#include "device/device.hpp"
 
 namespace flash3::device {
 namespace {

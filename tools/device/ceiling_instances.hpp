@@ -15,7 +15,7 @@ struct CeilingBlock {
 };
 
 // One instance, ready to be launched with (const uint4* data, const float* scores, int rounds,
-// CeilingBlock* blocks): ceiling_kernel.cuh.
+// CeilingBlock* blocks): ceiling.cu.
 struct CeilingInstance {
   const void* kernel;
   size_t shared_bytes;  // also of `data`

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,5 +32,13 @@ CudaVersions cuda_versions();
 
 // Memory of the current device with a stream of its own. Throws std::runtime_error if that fails.
 std::unique_ptr<cases::Memory> make_device_memory();
+
+// Which kernels this program launches. The command line is linked so that every launch passes here
+// (--wrap, tools/cli/CMakeLists.txt): a list of kernels that cases ought to run could be wrong.
+void start_launch_log();
+
+// Functions launched since then, as the compiler spells their names. Throws std::runtime_error if
+// the runtime does not know one.
+std::set<std::string> stop_launch_log();
 
 }  // namespace flash3::device

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/launches.hpp"
-
 #include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
+
+#include "device/device.hpp"
 
 namespace {
 

@@ -2,10 +2,8 @@
 // In place of ablation.cpp, ceiling.cpp and trace.cpp in a build without their kernels.
 #include <stdexcept>
 
-#include "device/ablation.hpp"
 #include "device/bench_kernels.hpp"
-#include "device/ceiling.hpp"
-#include "device/trace.hpp"
+#include "device/device.hpp"
 
 namespace flash3::device {
 

@@ -2,7 +2,6 @@
 #include <stdexcept>
 
 #include "device/device.hpp"
-#include "device/launches.hpp"
 
 namespace flash3::device {
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/trace.hpp"
-
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
 
+#include "device/bench_kernels.hpp"
 #include "device/planned_forward.hpp"
 #include "device/trace/kernels.hpp"
 

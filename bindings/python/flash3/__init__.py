@@ -27,11 +27,10 @@ plain forward without lse and gradients.
 from . import arrays
 from ._attention import Gradients, attention, attention_backward, explain, supported
 from ._attention import _torch as _torch_operators
-from ._kv_cache import attention_with_kv_cache, kv_cache_schedule, merge
+from ._kv_cache import attention_with_kv_cache, kv_cache_schedule, merge, tree_mask
 from ._library import backends, version
 from ._mask import Mask
 from ._quantize import Quantized, quantize
-from ._tree import tree_mask
 from .arrays import Schedule, Support
 
 __version__ = version()

@@ -12,7 +12,7 @@ from ._arguments import arguments_of, signed, with_defaults
 from ._build import NAME
 from ._fields import RESULTS, TENSORS
 from ._library import CANCELLED, CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
-from ._limits import WITH_GRADIENTS
+from ._support import WITH_GRADIENTS
 from ._options import scale_shape
 
 MINIMUM_TORCH = (2, 10)

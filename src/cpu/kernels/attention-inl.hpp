@@ -24,7 +24,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
-#include "cpu/attention_task.hpp"
+#include "cpu/attention.hpp"
 
 // clang-format off: each needs those before it
 #include "cpu/kernels/simd-inl.hpp"
@@ -34,7 +34,6 @@
 #if defined(FLASH3_AMX)
 #include "cpu/kernels/amx-inl.hpp"
 #endif
-#include "cpu/kernels/words-inl.hpp"
 #include "cpu/kernels/attention_buffers-inl.hpp"
 // clang-format on
 

@@ -4,7 +4,7 @@
 
 #include <hwy/cache_control.h>
 
-#include "cpu/backward_task.hpp"
+#include "cpu/backward.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace flash3::cpu {

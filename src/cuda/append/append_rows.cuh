@@ -8,7 +8,7 @@
 #include "cuda/append/append_params.h"
 #include "cuda/device/choice.cuh"
 #include "cuda/device/ptx/e4m3.cuh"
-#include "cuda/quantize/rope.cuh"
+#include "cuda/quantize/elements.cuh"
 
 namespace flash3::cuda {
 

@@ -2,7 +2,7 @@
 // The largest of many rows of a head. A block has a head: few kilobytes, from the L2 cache, where
 // the kernel before has left them.
 #include "cuda/host/cuda_status.hpp"
-#include "cuda/merge/max_of_rows.hpp"
+#include "cuda/merge/merge.hpp"
 
 namespace flash3::cuda {
 namespace {

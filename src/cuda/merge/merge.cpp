@@ -5,7 +5,6 @@
 #include "core/message.hpp"
 #include "cuda/host/launches.hpp"
 #include "cuda/host/views.hpp"
-#include "cuda/merge/merge_params.h"
 
 namespace flash3::cuda {
 namespace {

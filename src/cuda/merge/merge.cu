@@ -4,7 +4,7 @@
 #include "core/arithmetic.hpp"
 #include "cuda/device/score/partial.hpp"
 #include "cuda/device/score/row_end.cuh"
-#include "cuda/merge/merge_params.h"
+#include "cuda/merge/merge.hpp"
 
 namespace flash3::cuda {
 namespace {

@@ -4,7 +4,8 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/quantize/rope.cuh"
+#include "cuda/quantize/elements.cuh"
+#include "cuda/quantize/rotate.cuh"
 #include "cuda/varlen/find_sequence.cuh"
 
 namespace flash3::cuda {
@@ -199,6 +200,107 @@ __global__ void __launch_bounds__(kColumns, kQuantizeThreads / kColumns)
       if (row_of(step) < count)
         store_narrow<kHeld>(pairs, factor, out_row(step), column, dim, tensor.out.width == 4);
     });
+  }
+}
+
+// The kernel for a rotation without a rotary embedding, of tensors that allow accesses of 16 bytes.
+// The elements stay in registers as they came; the kernel rotates them once for the largest and
+// once more for the rounding.
+
+// What a block of threads works on, as offsets from its tensor's bases. The first warp finds it and
+// leaves it in shared memory for all.
+struct FoundTile {
+  long long in, out, scale;
+  int tensor;
+  int count;  // tokens; 0: no tile
+};
+
+// The whole block calls this.
+template <Element kElement>
+__device__ __forceinline__ void find_tile_for_block(const QuantizeParams& params, FoundTile* found,
+                                                    HadamardEntries* entries) {
+  if (threadIdx.x < 32) {
+    entries->fill<kElement>();
+    QuantizeTile tile;
+    const bool any = find_tile(params, &tile);
+    if (threadIdx.x == 0) found->count = any ? tile.count : 0;
+    if (any && threadIdx.x == 0) {
+      const QuantizedTensor& t = params.tensors[tile.tensor];
+      found->tensor = tile.tensor;
+      found->in = t.in.offset(tile.batch, tile.row, tile.head);
+      found->out = t.out.offset(tile.batch, tile.row, tile.head);
+      // Scales of blocks belong to one head each: they need no division.
+      found->scale = t.scale.kind == ScaleKind::kBlock
+                         ? tile.batch * t.scale.stride_batch + tile.head * t.scale.stride_head +
+                               tile.scale_block * t.scale.stride_block
+                         : t.scale.offset(tile.batch, tile.head, tile.scale_block);
+    }
+  }
+  __syncthreads();
+}
+
+// kDim: the head dim of all tensors.
+template <Element kElement, int kDim>
+__global__ void __launch_bounds__(WarpElements<kElement, kDim>::kThreads,
+                                  kQuantizeThreads / WarpElements<kElement, kDim>::kThreads)
+    quantize_rotating_kernel(const __grid_constant__ QuantizeParams params) {
+  __shared__ HadamardEntries s_entries;
+  __shared__ FoundTile s_tile;
+  find_tile_for_block<kElement>(params, &s_tile, &s_entries);
+  if (s_tile.count == 0) return;
+
+  using Elements = WarpElements<kElement, kDim>;
+  Elements elements;
+  const WarpRotation<kElement, kDim> rotation{s_entries};
+  float factor;
+  {
+    const QuantizedTensor& tensor = params.tensors[s_tile.tensor];
+    elements.load(tensor.in.data + s_tile.in, tensor.in.stride_seq, s_tile.count);
+    elements.change_signs(params.signs, tensor.transforms);
+    const auto largest = [&] {
+      return tensor.transforms ? __float_as_uint(rotation.largest(elements)) : elements.largest();
+    };
+    if (!block_factor<Elements::kThreads>(params, tensor, tensor.scale.data + s_tile.scale, largest,
+                                          &factor))
+      return;
+  }
+
+  // Read again: there were no registers to keep it.
+  const QuantizedTensor& tensor = params.tensors[s_tile.tensor];
+  const CodeOutput out{tensor.out.data + s_tile.out + Elements::column(), tensor.out.stride_seq,
+                       s_tile.count};
+  if (tensor.transforms)
+    rotation.store(elements, factor, out);
+  else
+    elements.store(factor, out);
+}
+
+// The kernels of one element type, by head dim and by what they do.
+
+template <Element kElement>
+const void* quantize_kernel_of(int columns, bool transforms) {
+  const auto pick = [transforms](auto* transforming, auto* plain) {
+    return reinterpret_cast<const void*>(transforms ? transforming : plain);
+  };
+  switch (columns) {
+    case 64: return pick(quantize_kernel<kElement, 64, true>, quantize_kernel<kElement, 64, false>);
+    case 128:
+      return pick(quantize_kernel<kElement, 128, true>, quantize_kernel<kElement, 128, false>);
+    default:
+      return pick(quantize_kernel<kElement, 256, true>, quantize_kernel<kElement, 256, false>);
+  }
+}
+
+template <Element kElement>
+const void* quantize_rotating_kernel_of(int dim) {
+  const auto address = [](auto* kernel) { return reinterpret_cast<const void*>(kernel); };
+  switch (dim) {
+    case 64: return address(quantize_rotating_kernel<kElement, 64>);
+    case 96: return address(quantize_rotating_kernel<kElement, 96>);
+    case 128: return address(quantize_rotating_kernel<kElement, 128>);
+    case 192: return address(quantize_rotating_kernel<kElement, 192>);
+    case 256: return address(quantize_rotating_kernel<kElement, 256>);
+    default: return nullptr;
   }
 }
 

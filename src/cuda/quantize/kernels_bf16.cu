@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/quantize/kernels.cuh"
+#include "cuda/quantize/kernel.cuh"
 
 namespace flash3::cuda {
 

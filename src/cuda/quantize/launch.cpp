@@ -5,7 +5,6 @@
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "cuda/host/cuda_status.hpp"
-#include "cuda/quantize/kernels.hpp"
 #include "cuda/quantize/plan.hpp"
 
 namespace flash3::cuda {

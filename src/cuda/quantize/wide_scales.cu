@@ -2,7 +2,7 @@
 // Scales of more than a block of tokens. The scale tensor itself holds the largest sizes while the
 // kernels seek them, so that a call needs no workspace.
 #include "core/arithmetic.hpp"
-#include "cuda/quantize/kernels.hpp"
+#include "cuda/quantize/plan.hpp"
 
 namespace flash3::cuda {
 namespace {

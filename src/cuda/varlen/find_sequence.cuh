@@ -45,7 +45,7 @@ struct ListedTile {
 };
 
 // Finds the index-th tile. The records of 32 sequences are read together with where their tiles
-// begin: of two reads one behind the other a block would wait for both. count > 0.
+// begin: of two reads one after the other a block would wait for both. count > 0.
 __device__ __forceinline__ ListedTile find_sequence(const SequenceList& list, int index) {
   const int tiles = list.first_tile[list.count];
   const Places at =

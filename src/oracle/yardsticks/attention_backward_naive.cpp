@@ -9,8 +9,8 @@
 #include "core/convert.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
-#include "oracle/work_sharing.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/reference_rows.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3 {
 namespace {

@@ -11,11 +11,10 @@
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "core/quantized_forward.hpp"
-#include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
-#include "oracle/work_sharing.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/reference_rows.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3 {
 namespace {
@@ -171,7 +170,7 @@ class Head {
 // What passes through a tensor on the way: nothing; or scores and probabilities, in the problem's
 // dtype; in FP8 the weights exp(score − max) alone, times kE4m3WeightScale, and for a call on
 // Hopper sums are those of its tensor cores; plainly in FP8 the probabilities as they are.
-enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
+enum class Rounding { kExact, kRounded, kFp8, kPlainFp8 };
 
 template <class Real>
 struct RowResult {
@@ -187,13 +186,13 @@ using Store = std::function<void(int64_t, int64_t, int64_t, const RowResult<Real
 template <class Real>
 class RowGroup {
  public:
-  RowGroup(const ForwardProblem& problem, Precision precision, const MaskPairs* pairs,
+  RowGroup(const ForwardProblem& problem, Rounding precision, const MaskPairs* pairs,
            const Store<Real>& store)
       : problem_(problem),
         precision_(precision),
         store_(store),
         pairs_(pairs),
-        kv_(problem, precision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
+        kv_(problem, precision == Rounding::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
         mask_(visible_keys(problem)) {
     for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
   }
@@ -227,12 +226,12 @@ class RowGroup {
                             [&](int64_t j) { s[j] = -std::numeric_limits<Real>::infinity(); });
       largest[row] = largest_of(s, seen[row]);
       const Real sink = static_cast<Real>(sink_of(p, head));
-      if (precision_ == Precision::kFp8) {
+      if (precision_ == Rounding::kFp8) {
         lse[row] = fp8_softmax(s, seen[row], sink);
       } else {
         lse[row] = softmax(s, seen[row], sink);
         for (int64_t j = seen[row].begin; j < seen[row].end; ++j)
-          s[j] = precision_ == Precision::kPlainFp8
+          s[j] = precision_ == Rounding::kPlainFp8
                      ? static_cast<Real>(rounded(static_cast<float>(s[j]), FLASH3_FLOAT8_E4M3))
                      : round(s[j]);
       }
@@ -260,13 +259,13 @@ class RowGroup {
 
   // A score.
   Real round(Real x) const {
-    return precision_ == Precision::kRounded
+    return precision_ == Rounding::kRounded
                ? static_cast<Real>(rounded(static_cast<float>(x), problem_.dtype))
                : x;
   }
 
   const ForwardProblem& problem_;
-  const Precision precision_;
+  const Rounding precision_;
   const Store<Real>& store_;
   const MaskPairs* const pairs_;
   Kv kv_;
@@ -276,14 +275,14 @@ class RowGroup {
   typename Kv::Vector out_[kRows][kMaxValueDim / Kv::kLanes];
 };
 
-void for_each_row_of_one_length(const ForwardProblem& p, Precision precision, const MaskPairs* mask,
+void for_each_row_of_one_length(const ForwardProblem& p, Rounding precision, const MaskPairs* mask,
                                 int num_threads, const Store<float>& store) {
   for_each_row_group<kRows>(p, num_threads,
                             [&] { return RowGroup<float>(p, precision, mask, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
-void for_each_row(const ForwardProblem& p, Precision precision, const MaskPairs* mask,
+void for_each_row(const ForwardProblem& p, Rounding precision, const MaskPairs* mask,
                   int num_threads, const Store<float>& store) {
   if (!p.is_ragged() && !p.tree.given)
     return for_each_row_of_one_length(p, precision, mask, num_threads, store);
@@ -323,7 +322,7 @@ class MaxLogits {
   std::vector<float> values_;
 };
 
-void naive(const ForwardProblem& p, Precision precision, int num_threads,
+void naive(const ForwardProblem& p, Rounding precision, int num_threads,
            const MaskPairs* mask = nullptr) {
   check_pairs(p, mask);
   MaxLogits max_logits(p);
@@ -346,14 +345,14 @@ void attention_naive(const ForwardProblem& p, int num_threads, const MaskPairs* 
   if (p.has_cache() || p.rotates)
     return attention_naive(GatheredCache(p).problem(), num_threads, mask);
   switch (p.dtype) {
-    case FLASH3_FLOAT32: return naive(p, Precision::kExact, num_threads, mask);
-    case FLASH3_FLOAT8_E4M3: return naive(p, Precision::kFp8, num_threads, mask);
-    default: return naive(p, Precision::kRounded, num_threads, mask);
+    case FLASH3_FLOAT32: return naive(p, Rounding::kExact, num_threads, mask);
+    case FLASH3_FLOAT8_E4M3: return naive(p, Rounding::kFp8, num_threads, mask);
+    default: return naive(p, Rounding::kRounded, num_threads, mask);
   }
 }
 
 void attention_plain_fp8(const ForwardProblem& p, int num_threads) {
-  naive(p, Precision::kPlainFp8, num_threads);
+  naive(p, Rounding::kPlainFp8, num_threads);
 }
 
 void attention_naive_fp8(ForwardProblem problem, int num_threads) {

@@ -14,7 +14,7 @@
 #include "../parsed.hpp"
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -12,11 +12,10 @@
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/json_file.hpp"
-#include "cli/suites.hpp"
 #include "cli/timing.hpp"
-#include "device/ablation.hpp"
+#include "cli/workbench.hpp"
 #include "device/bench_kernels.hpp"
-#include "device/trace.hpp"
+#include "device/device.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -12,7 +12,6 @@
 #include "cases/cache_tensors.hpp"
 #include "cases/check.hpp"
 #include "cases/mask.hpp"
-#include "cases/pairwise.hpp"
 #include "cases/runner.hpp"
 #include "cases/sequences.hpp"
 #include "cases/table.hpp"

@@ -15,7 +15,6 @@
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
 #include "faulty_memory.hpp"
-#include "reference_values.hpp"
 
 namespace flash3::cases {
 namespace {

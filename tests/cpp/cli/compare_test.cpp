@@ -12,11 +12,10 @@
 #include <random>
 #include <stdexcept>
 
+#include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/files.hpp"
 #include "cli/json_file.hpp"
-#include "cli/names.hpp"
-#include "cli/share.hpp"
 
 namespace flash3::cli {
 namespace {

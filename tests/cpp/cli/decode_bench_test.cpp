@@ -11,7 +11,6 @@
 #include "../parsed.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cli/bench_report.hpp"
-#include "cli/suites.hpp"
 #include "cli/workbench.hpp"
 
 namespace flash3::cli {

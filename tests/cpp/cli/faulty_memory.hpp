@@ -5,8 +5,11 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "cases/memory.hpp"
+#include "cases/tensors.hpp"
+#include "core/convert.hpp"
 
 namespace flash3::cases {
 
@@ -40,5 +43,16 @@ class FaultyMemory final : public Memory {
   std::function<void(void*, size_t, int)> fault_;
   int looks_ = 0;
 };
+
+// The oracle's values as a right result: rounded to the tensor's dtype, and nothing else.
+
+inline void fill_with(const std::vector<double>& values, GuardedTensor* to) {
+  size_t next = 0;
+  for_each_row(to->view, [&](int64_t row) {
+    for (int64_t d = 0; d < to->view.shape[to->view.ndim - 1]; ++d)
+      store_float(to->view.data, to->view.dtype, row + d, static_cast<float>(values[next++]));
+  });
+  to->fill_forbidden();
+}
 
 }  // namespace flash3::cases

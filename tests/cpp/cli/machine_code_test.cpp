@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a hash of a kernel's machine code covers, on programs that are put together here: the parts
 // of an ELF file with a fat binary in it that the reader looks at.
-#include "cli/machine_code.hpp"
-
 #include <elf.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "cli/record_parts.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "cases/upload.hpp"
-#include "cli/memory_budget.hpp"
+#include "cli/environment.hpp"
 
 namespace flash3::cases {
 namespace {

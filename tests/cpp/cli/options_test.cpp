@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arguments of the program, without the program.
-#include "cli/options.hpp"
-
 #include <gtest/gtest.h>
 
 #include <sstream>
 
 #include "cases/case.hpp"
+#include "cli/commands.hpp"
 
 namespace flash3::cli {
 namespace {

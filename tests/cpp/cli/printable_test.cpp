@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cases/printable.hpp"
-
 #include <gtest/gtest.h>
+
+#include "cases/text.hpp"
 
 namespace flash3::cases {
 namespace {

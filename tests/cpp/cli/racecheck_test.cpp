@@ -2,7 +2,7 @@
 // Which of racecheck's reports count, on texts as it prints them.
 #include <gtest/gtest.h>
 
-#include "cli/sanitizer.hpp"
+#include "cli/record_parts.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -13,8 +13,8 @@
 #include "cases/table.hpp"
 #include "core/convert.hpp"
 #include "core/padding.hpp"
-#include "cpu/padding.hpp"
-#include "reference_values.hpp"
+#include "cpu/rows.hpp"
+#include "faulty_memory.hpp"
 
 namespace flash3::cases {
 namespace {

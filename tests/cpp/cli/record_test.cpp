@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 verify --record on the CPU, as a trial: what it notes, and when. What the gate makes of a
-// record is in tests/gates/check_verified_rules.py.
+// record is in tests/gates/check_rules.py.
 #include "program.hpp"
 
 namespace flash3::cli {
@@ -199,7 +199,7 @@ TEST_F(RecordTest, IsOfAGpuUnlessAskedOtherwise) {
   EXPECT_FALSE(fs::exists(path("record.json")));
 }
 
-// cli/sanitizer.hpp says which.
+// cli/record_parts.hpp says which.
 TEST_F(RecordTest, HazardsThatAreNoneAreCounted) {
   const std::string known =
       "========= Error: Potential WAR hazard detected at __shared__ 0x30de8 in block (0,0,0) :\n"

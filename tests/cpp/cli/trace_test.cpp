@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What becomes of a traced block's stamps: spans, Chrome's trace format, the table.
+#include "cli/trace.hpp"
+
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -8,8 +10,6 @@
 #include <set>
 #include <sstream>
 #include <stdexcept>
-
-#include "cli/trace_report.hpp"
 
 namespace flash3::cli {
 namespace {

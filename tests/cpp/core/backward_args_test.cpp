@@ -7,7 +7,7 @@
 
 #include "call.hpp"
 #include "core/problem.hpp"
-#include "oracle/attention_backward_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3::test {
 namespace {

@@ -10,8 +10,6 @@
 
 #include "call.hpp"
 #include "core/problem.hpp"
-#include "problem_of.hpp"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

@@ -10,7 +10,6 @@
 #include "call.hpp"
 #include "data_mask_call.hpp"
 #include "flash3/plan.hpp"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

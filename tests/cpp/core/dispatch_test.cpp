@@ -8,7 +8,6 @@
 
 #include "call.hpp"
 #include "core/backend.hpp"
-#include "problem_of.hpp"
 
 namespace flash3::test {
 namespace {

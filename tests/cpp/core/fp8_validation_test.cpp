@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "call.hpp"
 #include "core/problem.hpp"
 #include "core/quantized_forward.hpp"
 #include "flash3/flash3.hpp"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

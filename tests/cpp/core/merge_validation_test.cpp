@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "call.hpp"
 #include "core/problem.hpp"
 #include "flash3/flash3.hpp"
 #include "flash3/plan.hpp"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Schedules that the caller keeps: which calls take one, what is refused, and what one is made
 // from.
-#include "core/schedule.hpp"
+#include "flash3/schedule.hpp"
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,8 @@
 
 #include "call.hpp"
 #include "core/alias_checks.hpp"
+#include "core/kept.hpp"
 #include "flash3/plan.h"
-#include "flash3/schedule.hpp"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

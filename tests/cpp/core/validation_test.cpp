@@ -10,7 +10,6 @@
 
 #include "call.hpp"
 #include "core/problem.hpp"
-#include "rules.hpp"
 
 namespace flash3::test {
 namespace {

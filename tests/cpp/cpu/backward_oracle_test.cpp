@@ -10,9 +10,8 @@
 
 #include "../core/call.hpp"
 #include "core/problem.hpp"
-#include "oracle/attention_backward_ref.hpp"
 #include "oracle/attention_ref.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::test {
 namespace {

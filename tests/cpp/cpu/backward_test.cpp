@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <limits>
 
-#include "cases/pairwise.hpp"
+#include "cases/table.hpp"
 #include "core/backend.hpp"
 #include "core/convert.hpp"
 #include "harness.hpp"
-#include "oracle/attention_backward_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3::test {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "oracle/gathered_cache.hpp"
+#include "oracle/one_sequence.hpp"
 #include "ragged_batch.hpp"
 
 namespace flash3::test {

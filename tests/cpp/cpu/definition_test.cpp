@@ -15,8 +15,8 @@
 #include "cases/backward_tensors.hpp"
 #include "cases/mask.hpp"
 #include "harness.hpp"
-#include "oracle/attention_backward_ref.hpp"
-#include "oracle/visible.hpp"
+#include "oracle/attention_ref.hpp"
+#include "oracle/one_sequence.hpp"
 
 namespace flash3::test {
 namespace {

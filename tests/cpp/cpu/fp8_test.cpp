@@ -7,14 +7,13 @@
 
 #include "../parsed.hpp"
 #include "cases/memory.hpp"
-#include "cases/pairwise.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "core/convert.hpp"
 #include "core/quantized_forward.hpp"
-#include "cpu/quantize.hpp"
+#include "cpu/rows.hpp"
 #include "harness.hpp"
-#include "oracle/quantize_ref.hpp"
+#include "oracle/definition.hpp"
 
 namespace flash3::test {
 namespace {

@@ -12,7 +12,7 @@
 #include "cpu/attention.hpp"
 #include "cpu/backward.hpp"
 #include "oracle/attention_ref.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::cpu {
 #if defined(__x86_64__)

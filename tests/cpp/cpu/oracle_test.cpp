@@ -6,7 +6,7 @@
 #include "core/convert.hpp"
 #include "flash3/flash3.hpp"
 #include "harness.hpp"
-#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/yardsticks.hpp"
 
 namespace flash3::test {
 namespace {

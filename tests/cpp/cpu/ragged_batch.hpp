@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "cases/backward_tensors.hpp"
-#include "cases/pairwise.hpp"
+#include "cases/table.hpp"
 #include "core/convert.hpp"
 #include "cpu/backward.hpp"
 #include "harness.hpp"
-#include "oracle/attention_backward_ref.hpp"
+#include "oracle/attention_ref.hpp"
 #include "oracle/one_sequence.hpp"
 
 namespace flash3::test {

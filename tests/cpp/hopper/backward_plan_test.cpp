@@ -7,12 +7,12 @@
 #include <map>
 #include <set>
 
-#include "backward_problem.hpp"
 #include "cases/table.hpp"
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/tile_table.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -53,7 +53,7 @@ TEST(BackwardPlan, TakesTheNarrowestKernelThatHoldsTheHeadDims) {
     for (int dim = 1; dim <= kMaxHeadDim; dim += 3)
       for (int dim_v = 1; dim_v <= kMaxHeadDim; dim_v += 3) {
         const BackwardProblem problem =
-            problem_of(message("bf16/b1/q300/k300/h2/d", dim, "x", dim_v, "/", mask));
+            backward_problem_of(message("bf16/b1/q300/k300/h2/d", dim, "x", dim_v, "/", mask));
         const BackwardConfig* narrowest = nullptr;
         for (const BackwardConfig& c : kBackwardConfigs)
           if (c.score == ScoreKind::kPlain && !c.lists && c.head_dim >= dim &&
@@ -111,13 +111,13 @@ TEST(BackwardPlan, BeginsSumsAsZerosButUnderANarrowBand) {
 }
 
 TEST(BackwardPlan, RefusesFloat32) {
-  expect_part(refusal(problem_of("fp32/b1/q64/k64/h1/d64/full")), "q.dtype = float32");
+  expect_part(refusal(backward_problem_of("fp32/b1/q64/k64/h1/d64/full")), "q.dtype = float32");
 }
 
 // Before anything is multiplied in 32 bits.
 TEST(BackwardPlan, RefusesWhatItCannotCount) {
   constexpr int64_t kTooMany = int64_t{1} << 30;
-  const BackwardProblem fits = problem_of("bf16/b1/q64/k64/h1/d64/full");
+  const BackwardProblem fits = backward_problem_of("bf16/b1/q64/k64/h1/d64/full");
   BackwardProblem p = fits;
   p.seq_q = kTooMany;
   expect_part(refusal(p), "seq_q = 1073741824");
@@ -144,7 +144,7 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
         "bf16/b3/q129/k77/h3/d100x40/w10:5", "bf16/b2/q200/k300/h4/d64/full/odd",
         "fp16/b1/q65/k65/h2/d72/causal/padded", "bf16/b2/q300/k500/h4x2/d128/causal/deterministic",
         "bf16/b2/q200/k300/h4/d200/causal", "fp16/b2/q200/k300/h4/d200/full/odd/deterministic"}) {
-    const BackwardProblem problem = problem_of(id);
+    const BackwardProblem problem = backward_problem_of(id);
     const PlannedBackward plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
     const int padded_q = plan.query_tiles.tiles * c.tile_m;
@@ -197,15 +197,17 @@ TEST(BackwardPlan, StoresByTmaWhatEndsOn16Bytes) {
     const PlannedBackward plan = plan_of(problem);
     return std::pair(plan.dk_by_tma, plan.dv_by_tma);
   };
-  EXPECT_EQ(by_tma(problem_of("bf16/b2/q64/k64/h2/d64/full")), std::pair(true, true));
-  EXPECT_EQ(by_tma(problem_of("bf16/b2/q64/k64/h2/d64/full/padded")), std::pair(true, true));
-  EXPECT_EQ(by_tma(problem_of("bf16/b2/q64/k64/h2/d64/full/odd")), std::pair(false, false));
-  EXPECT_EQ(by_tma(problem_of("bf16/b2/q64/k64/h2/d64x60/full")), std::pair(true, false));
+  EXPECT_EQ(by_tma(backward_problem_of("bf16/b2/q64/k64/h2/d64/full")), std::pair(true, true));
+  EXPECT_EQ(by_tma(backward_problem_of("bf16/b2/q64/k64/h2/d64/full/padded")),
+            std::pair(true, true));
+  EXPECT_EQ(by_tma(backward_problem_of("bf16/b2/q64/k64/h2/d64/full/odd")),
+            std::pair(false, false));
+  EXPECT_EQ(by_tma(backward_problem_of("bf16/b2/q64/k64/h2/d64x60/full")), std::pair(true, false));
   // Aligned rows of 60 elements: the last piece of 16 bytes holds four that are not dv's.
-  BackwardProblem problem = problem_of("bf16/b1/q64/k64/h1/d64x60/full");
+  BackwardProblem problem = backward_problem_of("bf16/b1/q64/k64/h1/d64x60/full");
   problem.dv.stride_seq = 64;
   EXPECT_EQ(by_tma(problem), std::pair(true, false));
-  problem = problem_of("bf16/b2/q64/k64/h2/d64/full");
+  problem = backward_problem_of("bf16/b2/q64/k64/h2/d64/full");
   problem.gradient_dtype = FLASH3_FLOAT32;
   EXPECT_EQ(by_tma(problem), std::pair(false, false));
 }

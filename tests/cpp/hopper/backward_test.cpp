@@ -12,7 +12,7 @@
 #include "cases/table.hpp"
 #include "cases/upload.hpp"
 #include "core/convert.hpp"
-#include "fixture.hpp"
+#include "device_call.hpp"
 
 namespace flash3 {
 namespace {

@@ -28,7 +28,7 @@ PlannedForward plan_of(const ForwardProblem& problem) {
 PlannedForward plan_of(const std::string& id) { return plan_of(problem_of(id)); }
 
 // Kernels that look keys up in a table, under any mask, and ordinary ones where there is none; with
-// so many heads that no split kernel takes the call (key_splits_test.cpp).
+// so many heads that no split kernel takes the call (key_schedule_test.cpp).
 TEST(CachePlan, TakesPagedKernelsWhereATableLeadsToTheKeys) {
   const auto kernel = [](const std::string& rest) {
     return plan_of("bf16/b2/q200/k300/h64x16/" + rest).kernel->id;

@@ -5,9 +5,13 @@
 #include <cstdio>
 
 #include "device_call.hpp"
-#include "faults.hpp"
 
 namespace flash3 {
+
+// Launch kernels that end the CUDA context (faults.cu).
+void launch_trap();
+void launch_illegal_write();
+
 namespace {
 
 struct Fault {

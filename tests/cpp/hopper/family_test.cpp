@@ -14,7 +14,7 @@
 #include "cuda/host/launches.hpp"
 #include "cuda/sm90/family.hpp"
 #include "cuda/sm90/select.hpp"
-#include "forward_problem.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda {
 namespace {

@@ -7,9 +7,9 @@
 #include <map>
 #include <numeric>
 
-#include "backward_problem.hpp"
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -21,7 +21,7 @@ struct Lengths {
 };
 class Batch {
  public:
-  Batch(const std::string& id, const Lengths& lengths) : problem(problem_of(id)) {
+  Batch(const std::string& id, const Lengths& lengths) : problem(backward_problem_of(id)) {
     EXPECT_EQ(problem.batch, std::ssize(lengths.q)) << id;
     set(lengths.q, lengths.used_q, &cu_[0], &used_[0], &problem.sequences_q);
     set(lengths.k, lengths.used_k, &cu_[1], &used_[1], &problem.sequences_k);
@@ -218,7 +218,7 @@ TEST(RaggedBackwardPlan, OneKernelWhateverTheBatch) {
 
 // Lengths are not known to the host, but their sum is.
 TEST(RaggedBackwardPlan, HasNoMoreKeyTilesThanRowsCanFill) {
-  BackwardProblem problem = problem_of("bf16/b10/q1000/k1000/h4x2/d128/full/packed");
+  BackwardProblem problem = backward_problem_of("bf16/b10/q1000/k1000/h4x2/d128/full/packed");
   problem.sequences_k.rows = 3000;
   EXPECT_EQ(plan_of(problem).key_tiles, 2 * (3000 / 128 + 10));
   problem.seq_k = problem.sequences_k.max_length = 100;
@@ -235,7 +235,7 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
        {"bf16/b8/q300/k400/h6x2/d128/causal/packed", "fp16/b3/q65/k70/h2/d64/full/usedq/odd",
         "bf16/b8/q300/k400/h6x2/d64/full/packedq/deterministic",
         "bf16/b2/q65/k70/h2/d256/causal/packedk/usedk"}) {
-    const BackwardProblem problem = problem_of(id);
+    const BackwardProblem problem = backward_problem_of(id);
     const PlannedBackward plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
     const QueryTiles& t = plan.query_tiles;
@@ -279,7 +279,7 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
 // TMA counts the rows of a padded batch in one go, which needs even steps; others are copied, or
 // stored element by element.
 TEST(RaggedBackwardPlan, CopiesWhatHasNoEvenSteps) {
-  BackwardProblem problem = problem_of("bf16/b3/q50/k50/h4/d64/full/usedk");
+  BackwardProblem problem = backward_problem_of("bf16/b3/q50/k50/h4/d64/full/usedk");
   EXPECT_FALSE(plan_of(problem).k.needed);
   EXPECT_TRUE(plan_of(problem).dk_by_tma);
   problem.k.stride_batch += 8;
@@ -292,7 +292,7 @@ TEST(RaggedBackwardPlan, CopiesWhatHasNoEvenSteps) {
 }
 
 TEST(RaggedBackwardPlan, RefusesMoreRowsThanItCanCount) {
-  BackwardProblem problem = problem_of("bf16/b2/q64/k64/h1/d64/full/packed");
+  BackwardProblem problem = backward_problem_of("bf16/b2/q64/k64/h1/d64/full/packed");
   problem.sequences_q.rows = int64_t{1} << 30;
   PlannedBackward plan;
   const Status status = cuda::sm90::plan(problem, kDevice, &plan);
@@ -303,7 +303,7 @@ TEST(RaggedBackwardPlan, RefusesMoreRowsThanItCanCount) {
 
 // The sinks' gradient sums over all tiles: none where no sequence has a row.
 TEST(RaggedBackwardPlan, EmptyBatchesHaveNoTiles) {
-  BackwardProblem problem = problem_of("bf16/b4/q64/k64/h2/d64/full/packed/sink");
+  BackwardProblem problem = backward_problem_of("bf16/b4/q64/k64/h2/d64/full/packed/sink");
   problem.sequences_q.rows = problem.seq_q = problem.sequences_q.max_length = 0;
   EXPECT_EQ(plan_of(problem).query_tiles.tiles, 0);
   EXPECT_GT(plan_of(problem).grid, 0) << "dk and dv are zeros to write";

@@ -11,7 +11,7 @@
 
 #include "cases/table.hpp"
 #include "cases/tensors.hpp"
-#include "fixture.hpp"
+#include "device_call.hpp"
 
 namespace flash3 {
 namespace {

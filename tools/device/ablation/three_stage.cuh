@@ -52,7 +52,7 @@ struct ThreeStageConsumer : Base {
   __device__ __forceinline__ bool exponentiate(Tile& tile) {
     const bool raised = this->begin_softmax(tile);
     tile.softmax.exponentiate(tile.view(), tile.scores);
-    order_before(tile.softmax.row_sum[0] + tile.softmax.row_sum[1]);  // not behind the next wait
+    order_before(tile.softmax.row_sum[0] + tile.softmax.row_sum[1]);  // not after the next wait
     return raised;
   }
   // The softmax under the products of this stage of K and V.

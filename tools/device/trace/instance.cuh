@@ -8,7 +8,6 @@
 #include "device/trace/consume.cuh"
 #include "device/trace/kernels.hpp"
 #include "device/trace/produce.cuh"
-#include "device/trace/produce_fp8.cuh"
 
 namespace flash3::device {
 

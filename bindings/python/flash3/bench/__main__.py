@@ -50,12 +50,12 @@ def _plot(args):
 def _run(args):
     import torch
 
-    from . import measure, peers
+    from . import measure
     from .plot import draw_report
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     seqs = args.seqs or ([512, 1024, 2048, 4096, 8192, 16384] if device == "cuda" else [512, 1024, 2048])
     try:
-        functions, missing = peers.find(device, args.peers.split(",") if args.peers else None, args.backward)
+        functions, missing = measure.find(device, args.peers.split(",") if args.peers else None, args.backward)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     for name, why in missing.items():

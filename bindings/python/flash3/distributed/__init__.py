@@ -12,8 +12,7 @@ It holds::
 
 docs/distributed.md says what each method sends. The same code runs over NCCL on GPUs and over gloo on CPUs.
 """
-from ._attention import attention, explain
-from ._context import context_parallel
+from ._attention import attention, context_parallel, explain
 from ._decode import attention_with_kv_cache
 from ._own_cache import cache_rows, local_seqlens
 from ._plan import Plan, plan, shard, unshard

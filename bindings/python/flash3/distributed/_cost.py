@@ -6,7 +6,7 @@ under its kernels counts only as far as it takes longer than they do.
 """
 from typing import NamedTuple
 
-from ._heads import why_not
+from ._exchange import why_not
 from ._methods import HEAD_GROUPS
 from ._peer_gather import group_count
 

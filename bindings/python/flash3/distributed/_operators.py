@@ -12,8 +12,7 @@ from .. import arrays
 from .._attention import _Shape
 from .._build import NAME
 from ._calls import sink_gradient
-from ._exchange import Field, compare, dtype_field, number_field
-from ._heads import HeadExchange, heads_of, why_not
+from ._exchange import Field, HeadExchange, compare, dtype_field, heads_of, number_field, why_not
 from ._layout import layout_of, mask_of
 from ._methods import CORES
 from ._peer_gather import PeerGather

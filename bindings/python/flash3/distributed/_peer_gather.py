@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from ._calls import KeyGradients, Sums, add_gradients, covers
+from ._layout import Part
 from ._peers import ALIGNMENT
-from ._pulls import Part
 
 MOST_GROUPS = 4  # more cost the host more than they gain: each has calls and copies of its own
 # Rows times heads that a group has at least, of queries in the forward and of keys in the backward, which are those that kernels have tiles

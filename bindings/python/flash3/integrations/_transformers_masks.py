@@ -16,7 +16,7 @@ from transformers import masking_utils
 from .. import _mask_rows
 from .._mask import Mask as MaskAsData
 from .._mask_sources import MaskSource, of_rows
-from .._sdpa_mask import mask_of, why_not_shape
+from .._sdpa import mask_of, why_not_shape
 
 # What transformers makes of several masks; here, since torch.compile does not trace the import of a lazy module.
 _OR_MASKS = masking_utils.or_masks().__code__

@@ -14,7 +14,7 @@ import torch
 from .. import _overrides
 from .._attention import attention
 from .._kv_cache import attention_with_kv_cache
-from .._limits import MOST
+from .._support import MOST
 from ._transformers_masks import INSTEAD, Mask, make_mask, of_tensor
 
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ablation/no_overlap.cuh"
-#include "device/ablation/no_ping_pong.cuh"
 #include "device/ablation/not_specialised.cuh"
 #include "device/ablation/three_stage.cuh"
+#include "device/ablation/without.cuh"
 
 FLASH3_ABLATION_INSTANCE(kFloat16, kSmallTiles, Fp16Traits<Variant::kSmallTiles>,
                          TmaProducer<Traits>, Consumer16Bit<Traits>)

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ablation/no_lazy_maximum.cuh"
-#include "device/ablation/no_overlap.cuh"
-#include "device/ablation/no_ping_pong.cuh"
+#include "device/ablation/without.cuh"
 
 FLASH3_ABLATION_INSTANCE(kE4m3, kSmallTiles, E4m3Traits<Variant::kSmallTiles>, Fp8Producer<Traits>,
                          ConsumerFp8<Traits>)

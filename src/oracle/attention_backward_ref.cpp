@@ -170,10 +170,11 @@ class Heads {
   IndexRange softmax_gradient(int64_t batch, int64_t head, int64_t i, int r) {
     const IndexRange seen = mask_.keys(i);
     double *p = probabilities_[r], *ds = ds_[r];
+    const RowScores scores(p_, mask_, batch, head, i);
     slopes_.resize(static_cast<size_t>(p_.seq_k));
     for (int64_t j = seen.begin; j < seen.end; ++j) {
-      p[j] = score_of(p[j], p_, [](double x) { return x; });
-      slopes_[static_cast<size_t>(j)] = softcap_slope(p[j], p_);
+      const auto [score, slope] = scores.of(p[j], j);
+      p[j] = score, slopes_[static_cast<size_t>(j)] = slope;
     }
     mask_.for_each_hidden(i, [&](int64_t j) { p[j] = -std::numeric_limits<double>::infinity(); });
     const double sink = sink_of(p_, head), lse = softmax(p, seen, sink);
@@ -186,7 +187,7 @@ class Heads {
     if (p_.dlse.wanted)
       dlse = p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i];
 
-    const RowErrors error = errors_of(batch, head, i, r, sink, lse, dlse);
+    const RowErrors error = errors_of(batch, head, i, r, scores.added(seen), sink, lse, dlse);
     for (int64_t j = seen.begin; j < seen.end; ++j) {
       const double slope = slopes_[static_cast<size_t>(j)];
       ds[j] = p[j] * (ds[j] - mean + dlse) * slope;
@@ -207,8 +208,8 @@ class Heads {
     double delta;             // Δδ
     double sink_weight;       // Es + 8ε + γ(n)
   };
-  RowErrors errors_of(int64_t batch, int64_t head, int64_t i, int r, double sink, double lse,
-                      double dlse) {
+  RowErrors errors_of(int64_t batch, int64_t head, int64_t i, int r, double added, double sink,
+                      double lse, double dlse) {
     const Precision dtype = bound_.of_dtype();
     load_row(p_.out, p_.dtype, batch, i, head, 1, out_row_[0]);
     double products = 0, smallest_products = 0;  // Σ|dout||out|, Σ|dout|·η
@@ -224,8 +225,8 @@ class Heads {
     });
     const double dp = norm(dout_.rows[r], p_.head_dim_v) * largest_v;
     const double delta = products + std::abs(dlse), of_sum = bound_.sum(p_.head_dim_v);
-    const double score =
-        bound_.score(p_.softmax_scale * norm(q_.rows[r], p_.head_dim) * largest_k, keys, sink);
+    const double most = p_.softmax_scale * norm(q_.rows[r], p_.head_dim) * largest_k;
+    const double score = bound_.score(most, added, keys, sink);
     const bool blind = lse == -std::numeric_limits<double>::infinity();
 
     RowErrors e{};

@@ -91,22 +91,37 @@ Real sink_weight(Real sink, Real lse) {
   return sink == -std::numeric_limits<Real>::infinity() ? 0 : std::exp(sink - lse);
 }
 
-// The score of a dot product, as a plain implementation computes it step by step; round() is what
-// its tensors do to each step.
-template <class Real, class Round>
-Real score_of(Real dot, const Problem& p, const Round& round) {
-  const Real scaled = round(dot * Real(p.softmax_scale));
-  if (p.softcap == 0.f) return scaled;
-  return round(Real(p.softcap) * round(std::tanh(round(scaled / Real(p.softcap)))));
-}
+// What becomes of the dot products of one row: scores, and the derivative of each by the scaled
+// product.
+class RowScores {
+ public:
+  RowScores(const Problem& p, const VisibleKeys&, int64_t, int64_t, int64_t) : p_(p) {}
 
-// The derivative of the softcap where it has made this score: 1 − tanh².
-template <class Real>
-Real softcap_slope(Real score, const Problem& p) {
-  if (p.softcap == 0.f) return 1;
-  const Real tanh = score / Real(p.softcap);
-  return 1 - tanh * tanh;
-}
+  template <class Real>
+  struct Score {
+    Real value, slope;  // 1 − tanh² of the softcap
+  };
+
+  // Step by step, as a plain implementation computes it; round() is what its tensors do to each
+  // step.
+  template <class Real, class Round>
+  Score<Real> of(Real dot, int64_t, const Round& round) const {
+    const Real scaled = round(dot * Real(p_.softmax_scale));
+    if (p_.softcap == 0.f) return {scaled, 1};
+    const Real tanh = round(std::tanh(round(scaled / Real(p_.softcap))));
+    const Real value = round(Real(p_.softcap) * tanh), kept = value / Real(p_.softcap);
+    return {value, 1 - kept * kept};
+  }
+  template <class Real>
+  Score<Real> of(Real dot, int64_t key) const {
+    return of(dot, key, [](Real x) { return x; });
+  }
+  // The largest magnitude that is added to the score of one of these keys.
+  double added(IndexRange) const { return 0; }
+
+ private:
+  const Problem& p_;
+};
 
 // x as a tensor of this dtype would hold it.
 inline float rounded(float x, flash3_dtype dtype) {

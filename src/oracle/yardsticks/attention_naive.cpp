@@ -221,8 +221,9 @@ class RowGroup {
     for (int row = 0; row < rows.size(); ++row) {
       Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
       seen[row] = mask_.keys(rows.begin + row);
+      const RowScores scores(p, mask_, batch, head, rows.begin + row);
       for (int64_t j = seen[row].begin; j < seen[row].end; ++j)
-        s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
+        s[j] = scores.of(s[j], j, [&](Real x) { return round(x); }).value;
       mask_.for_each_hidden(rows.begin + row,
                             [&](int64_t j) { s[j] = -std::numeric_limits<Real>::infinity(); });
       largest[row] = largest_of(s, seen[row]);

@@ -14,9 +14,9 @@
 // Scores. With T = softmax_scale · |q| · max|k| (Euclidean norms; keys that the row sees), which no
 // score exceeds,
 //
-//   |Δs| ≤ E = γ(head_dim) · T + 8ε · (T + |sink|) + cap · τ
+//   |Δs| ≤ E = γ(head_dim) · T + 8ε · (T + A + |sink|) + cap · τ
 //
-// (with qv, q is both parts side by side, and so is k),
+// (with qv, q is both parts side by side, and so is k; A is the most that is added to a score)
 // for the sum, for scale · log₂e, the shift by the row's maximum and the argument of exp2, and for
 // the tanh of a softcap, whose slope is at most 1: it errs by τ. Hopper's polynomial has τ = 2⁻¹⁷·⁵
 // (cuda/device/score/softcap.hpp) and may take up to 2⁻²⁸ of the largest weight from each of the
@@ -122,11 +122,11 @@ class ErrorBound {
   double sum(double terms) const {
     return (std::sqrt(terms) + 2 + (tensor_cores_ ? terms / 8 : 0)) * kFloat32Roundoff;
   }
-  // E, of a row with this T, number of keys and sink.
-  double score(double largest, double keys, double sink) const {
+  // E, of a row with this T, A, number of keys and sink.
+  double score(double largest, double added, double keys, double sink) const {
     const double capped = tanh_ * cap_ + (hopper_ && cap_ > 0 ? keys * 0x1p-28 : 0);
     return of_score_ * largest + capped +
-           (std::isfinite(sink) ? 8 * kFloat32Roundoff * std::abs(sink) : 0);
+           8 * kFloat32Roundoff * (added + (std::isfinite(sink) ? std::abs(sink) : 0));
   }
   double lse(double score_error, double lse, double keys) const {
     return score_error + sum(keys) +

@@ -36,9 +36,12 @@ struct Sum {
     values.resize(rows, columns);
     bounds.resize(rows, columns);
   }
-  void scale(int64_t row, int64_t columns, double factor) {
+  // terms: of the sum.
+  void scale(int64_t row, int64_t columns, double terms, double factor) {
+    const auto lost = static_cast<float>(terms * kFloat32Smallest);
     for (int64_t d = 0; d < columns; ++d) {
       values[row][d] *= factor;
+      if (bounds[row][d] > 0) bounds[row][d] += lost;  // a sum of nothing is exactly 0
       bounds[row][d] *= static_cast<float>(factor);
     }
   }
@@ -98,7 +101,8 @@ class Heads {
       store_.dsink(batch, head, dsink_, dsink_error_);
     }
     for (int64_t j = 0; j < p_.seq_k; ++j) {
-      dk_.scale(j, p_.head_dim, p_.softmax_scale);
+      dk_.scale(j, p_.head_dim, terms_, p_.softmax_scale);
+      dv_.scale(j, p_.head_dim_v, terms_, 1);
       store_.dk(batch, j, kv_head, dk_.values[j], dk_.bounds[j]);
       store_.dv(batch, j, kv_head, dv_.values[j], dv_.bounds[j]);
     }
@@ -137,7 +141,7 @@ class Heads {
         mask_.for_each_range(rows.begin + r, [&](IndexRange keys) { add_products(r, 1, keys); });
     }
     for (int r = 0; r < rows.size(); ++r) {
-      dq_.scale(r, p_.head_dim, p_.softmax_scale);
+      dq_.scale(r, p_.head_dim, terms_, p_.softmax_scale);
       store_.dq(batch, rows.begin + r, head, dq_.values[r], dq_.bounds[r]);
     }
   }
@@ -190,14 +194,19 @@ class Heads {
     const RowErrors error = errors_of(batch, head, i, r, scores.added(seen), sink, lse, dlse);
     for (int64_t j = seen.begin; j < seen.end; ++j) {
       const double slope = slopes_[static_cast<size_t>(j)];
-      ds[j] = p[j] * (ds[j] - mean + dlse) * slope;
-      p_errors_[r][j] = static_cast<float>(error.weight * p[j] + error.smallest);
+      const double of_p = (ds[j] - mean + dlse) * slope;
+      const double lost = underflow(p[j]);
+      ds[j] = p[j] * of_p;
+      p_errors_[r][j] = static_cast<float>(error.weight * p[j] + error.smallest + lost);
       ds_errors_[r][j] = static_cast<float>(error.weight * std::abs(ds[j]) + error.smallest +
+                                            lost * std::abs(of_p) + underflow(std::abs(ds[j])) +
                                             p[j] * (slope * error.of_dp + error.of_slope));
     }
     mask_.for_each_hidden(i, [&](int64_t j) { clear(r, {j, j + 1}); });
     dsink_ += p_sink * (dlse - mean);
-    dsink_error_ += p_sink * (error.sink_weight * std::abs(dlse - mean) + error.delta);
+    dsink_error_ += p_sink * (error.sink_weight * std::abs(dlse - mean) + error.delta) +
+                    underflow(p_sink) * std::abs(dlse - mean) +
+                    underflow(p_sink * std::abs(dlse - mean));
     return seen;
   }
 

@@ -25,6 +25,7 @@ struct RowResult {
   const float* out_bound;
   double lse, lse_bound;
   double largest, largest_bound;  // of the scores
+  double lost;                    // of out, where all weights are small
 };
 
 // Called with batch, row, head and what the row has.
@@ -92,7 +93,8 @@ class RowGroup {
         float& bound = out_bound_[r][d];
         const double own = out_[r][d];
         const float sum = bound_.fp8() ? static_cast<float>(std::sqrt(bound + own * own)) : bound;
-        bound = static_cast<float>(of_size[r] * sum + of_out_.error(out_[r][d]));
+        bound = static_cast<float>(of_size[r] * sum + of_out_.error(own) +
+                                   underflow(std::abs(own)) + results[r].lost);
       }
       results[r].out = out_[r], results[r].out_bound = out_bound_[r];
       store_(batch, rows.begin + r, head, results[r]);
@@ -139,6 +141,8 @@ class RowGroup {
       sizes_[r][j] = static_cast<float>(bound_.fp8() ? size * size : size);
     }
     mask_.for_each_hidden(row, [&](int64_t j) { sizes_[r][j] = 0; });
+    const double lost = underflow(largest);
+    result->lost = lost > 0 ? keys * lost * v_.largest_norm(seen) : 0;  // v may be infinite
     return static_cast<float>(bound_.out(error, keys));
   }
 

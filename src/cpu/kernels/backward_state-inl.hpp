@@ -25,7 +25,7 @@ HWY_INLINE VecF probability(VecF score_minus_lse) {
   return exp2(hn::IfThenElse(hn::Gt(exponent, hn::Zero(F32())), hn::Zero(F32()), exponent));
 }
 
-// S and dP of a row become P and dS for the keys that it sees, and 0 for all others.
+// S and dP of a row become P and dS for the keys of its range, and 0 for all others.
 HWY_INLINE void softmax_backward(const BackwardProblem& problem, Range own, float row_lse,
                                  float row_delta, int columns, float* p, float* ds) {
   if (!own.empty()) {
@@ -203,6 +203,12 @@ class BackwardState {
     seen_[i] = blocks_.reader.seen(row.query, row.head, keys_.begin / kMaskBlock);
     const Index begin = std::clamp(seen_[i].keys.begin, keys_.begin, keys_.end);
     return {begin - keys_.begin, std::clamp(seen_[i].keys.end, begin, keys_.end) - keys_.begin};
+  }
+  // S and dP of row i, which may only pad a strip, become P and dS: 0 where it does not see the
+  // key.
+  HWY_INLINE void softmax_of_row(Index i, int columns, float* p, float* ds) const {
+    softmax_backward(p_, row_keys_[i], lse_[i], delta_[i], columns, p, ds);
+    clear_hidden(i, p, ds);
   }
   // Whether a bit hides the task's key j from row i, which is in its range.
   bool hides(Index i, Index j) const { return seen_[i].hides(keys_.begin + j); }

@@ -275,10 +275,11 @@ typedef struct flash3_forward_params {
    * and −∞ of lse, for results in uninitialised memory; 0: they stay as they are. */
   int32_t fill_padding;
   int32_t mask_alignment; /**< flash3_mask_alignment, for each sequence; not with tree_mask */
-  /** The largest scaled and capped score that each row saw, or each head, float32: of the shape of
-   * lse, or [heads_q]; −∞ where none was seen. The sink is no score; where a score is NaN that of
-   * its row, and of its head, is undefined. On Hopper k and v are not FP8, nor become it, and out
-   * and lse may differ in their last bits from those of a call without. All zero: not wanted. */
+  /** Written: [heads_q] or [batch, heads_q, seq_q] float32: the largest scaled and capped score
+   * that each head saw, or each row, laid out as lse; −∞ where none was seen. The sink is no score.
+   * Where a score is NaN, that of its row and of its head is undefined. On a GPU k and v are
+   * neither FP8 nor become it, and out and lse may differ in their last bits from those of a call
+   * without. Has no gradient. All zero: not wanted. */
   flash3_tensor max_logits;
   /** One of flash3_mask_make (mask.h), of this call's sizes; NULL: the band alone. The band of the
    * call is none, or that of the mask. Neither with sequences of unequal lengths, with a cache, qv

@@ -64,11 +64,11 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(mask, .is_context = true),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
-  // Calls visit(name, member, address, is_written) for each tensor after those, until one returns false; a problem has its
-  // address in the member of the same name.
+  // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the
+  // member of the same name (core/added_views.hpp).
   template <class Problem, class Visit>
   static bool visit_added_tensors(Problem& problem, const Visit& visit) {
-    return visit("max_logits", &Params::max_logits, problem.max_logits.data, true);
+    return visit(kFields[48], &Params::max_logits, problem.max_logits);
   }
 };
 

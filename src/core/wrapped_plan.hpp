@@ -66,7 +66,6 @@ inline RowMaxima row_maxima(const ForwardProblem& problem, size_t workspace_of_a
   rows = {nullptr, true, stride_batch, made.rows};
   if (problem.workspace)
     rows.data = reinterpret_cast<float*>(static_cast<char*>(problem.workspace) + made.offset);
-  made.attention.max_of_heads = false;
   return made;
 }
 

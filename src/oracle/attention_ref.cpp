@@ -229,7 +229,7 @@ ReferenceForward attention_ref(const ForwardProblem& p, int num_threads, const M
                });
   if (p.max_logits.wanted)
     result.added["max_logits"] =
-        p.max_of_heads ? largest_of_heads(logits, p.heads_q, lse_rows) : std::move(logits);
+        p.max_logits.of_heads ? largest_of_heads(logits, p.heads_q, lse_rows) : std::move(logits);
   return result;
 }
 

@@ -115,6 +115,24 @@ RESULTS = {
     "mask": (),
 }
 
+# Of each call the tensors after those that calls.py places, which it reads, and the shapes that they may have.
+ADDED = {
+    "forward": {},
+    "backward": {},
+    "quantize": {},
+    "merge": {},
+    "mask": {},
+}
+
+# What the docstrings say of such tensors, written or not.
+ABOUT = {
+    "max_logits":
+        "[heads_q] or [batch, heads_q, seq_q] float32: the call writes the largest scaled and capped score that each head saw, or "
+        "each row, laid out as lse; -inf where none was seen. The sink is no score. Where a score is NaN, that of its row and of "
+        "its head is undefined. On a GPU k and v are neither FP8 nor become it, and out and lse may differ in their last bits from "
+        "those of a call without. Has no gradient. None: not wanted.",
+}
+
 # Tensors of one dtype alone.
 DTYPE_OF = {
     "lse": "float32", "q_scale": "float32", "k_scale": "float32", "v_scale": "float32", "max_logits": "float32", "dlse": "float32",

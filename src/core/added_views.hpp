@@ -10,6 +10,7 @@ namespace flash3 {
 
 // Of forward and backward calls.
 struct AddedViews {
+  HeadsView alibi_slopes;
 };
 
 // Of forward calls alone.

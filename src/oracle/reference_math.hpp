@@ -95,7 +95,8 @@ Real sink_weight(Real sink, Real lse) {
 // product.
 class RowScores {
  public:
-  RowScores(const Problem& p, const VisibleKeys&, int64_t, int64_t, int64_t) : p_(p) {}
+  RowScores(const Problem& p, const VisibleKeys& mask, int64_t batch, int64_t head, int64_t row)
+      : p_(p), slope_(p.alibi_slopes.at(batch, head)), diagonal_(mask.diagonal_of(row)) {}
 
   template <class Real>
   struct Score {
@@ -105,22 +106,33 @@ class RowScores {
   // Step by step, as a plain implementation computes it; round() is what its tensors do to each
   // step.
   template <class Real, class Round>
-  Score<Real> of(Real dot, int64_t, const Round& round) const {
-    const Real scaled = round(dot * Real(p_.softmax_scale));
-    if (p_.softcap == 0.f) return {scaled, 1};
-    const Real tanh = round(std::tanh(round(scaled / Real(p_.softcap))));
-    const Real value = round(Real(p_.softcap) * tanh), kept = value / Real(p_.softcap);
-    return {value, 1 - kept * kept};
+  Score<Real> of(Real dot, int64_t key, const Round& round) const {
+    Score<Real> score{round(dot * Real(p_.softmax_scale)), 1};
+    if (p_.softcap != 0.f) {
+      const Real tanh = round(std::tanh(round(score.value / Real(p_.softcap))));
+      score.value = round(Real(p_.softcap) * tanh);
+      const Real kept = score.value / Real(p_.softcap);
+      score.slope = 1 - kept * kept;
+    }
+    if (p_.alibi_slopes.data)
+      score.value = round(score.value - Real(slope_) * Real(std::abs(diagonal_ - key)));
+    return score;
   }
   template <class Real>
   Score<Real> of(Real dot, int64_t key) const {
     return of(dot, key, [](Real x) { return x; });
   }
   // The largest magnitude that is added to the score of one of these keys.
-  double added(IndexRange) const { return 0; }
+  double added(IndexRange keys) const {
+    if (keys.empty()) return 0;
+    const int64_t first = diagonal_ - keys.begin, last = diagonal_ - (keys.end - 1);
+    return std::abs(slope_) * static_cast<double>(std::max(std::abs(first), std::abs(last)));
+  }
 
  private:
   const Problem& p_;
+  const float slope_;       // of ALiBi
+  const int64_t diagonal_;  // i'
 };
 
 // x as a tensor of this dtype would hold it.

@@ -297,9 +297,11 @@ DefinedForward define_forward(const flash3_forward_params& p, const flash3_mask_
   result.out.resize(static_cast<size_t>(all_rows * call.heads_q * call.head_dim_v));
   result.lse.resize(static_cast<size_t>(all_rows * call.heads_q));
   const bool of_heads = p.max_logits.ndim == 1;
-  if (given(p.max_logits))
-    result.max_logits.assign(of_heads ? static_cast<size_t>(call.heads_q) : result.lse.size(),
-                             -kInfinity);
+  std::vector<double>* max_logits = nullptr;
+  if (given(p.max_logits)) {
+    max_logits = &result.added["max_logits"];
+    max_logits->assign(of_heads ? size_t(call.heads_q) : result.lse.size(), -kInfinity);
+  }
 
   for (int64_t b = 0; b < call.batch; ++b)
     for (int64_t h = 0; h < call.heads_q; ++h)
@@ -330,8 +332,8 @@ DefinedForward define_forward(const flash3_forward_params& p, const flash3_mask_
         const auto at_lse = static_cast<size_t>(
             call.lse_place(call.heads_q, rows, call.packed_q, b, queries, i, h));
         result.lse[at_lse] = lse;
-        if (given(p.max_logits)) {
-          double& logit = result.max_logits[of_heads ? static_cast<size_t>(h) : at_lse];
+        if (max_logits) {
+          double& logit = (*max_logits)[of_heads ? static_cast<size_t>(h) : at_lse];
           logit = std::max(logit, largest(scores));
         }
 

@@ -68,6 +68,7 @@ struct Forward {
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
   Tensor max_logits{};
   const flash3_mask* mask = nullptr;
+  Tensor alibi_slopes{};
   /// @}
 
   /// The C struct of this call.
@@ -123,6 +124,7 @@ struct Forward {
     p.mask_alignment = mask_alignment;
     p.max_logits = max_logits;
     p.mask = mask;
+    p.alibi_slopes = alibi_slopes;
     return p;
   }
 };
@@ -166,6 +168,7 @@ struct Backward {
   size_t workspace_size = 0;
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
   const flash3_mask* mask = nullptr;
+  Tensor alibi_slopes{};
   /// @}
 
   /// The C struct of this call.
@@ -206,6 +209,7 @@ struct Backward {
     p.workspace_size = workspace_size;
     p.mask_alignment = mask_alignment;
     p.mask = mask;
+    p.alibi_slopes = alibi_slopes;
     return p;
   }
 };

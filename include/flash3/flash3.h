@@ -275,16 +275,21 @@ typedef struct flash3_forward_params {
    * and −∞ of lse, for results in uninitialised memory; 0: they stay as they are. */
   int32_t fill_padding;
   int32_t mask_alignment; /**< flash3_mask_alignment, for each sequence; not with tree_mask */
-  /** The largest scaled and capped score that each row saw, or each head, float32: of the shape of
-   * lse, or [heads_q]; −∞ where none was seen. The sink is no score; where a score is NaN that of
-   * its row, and of its head, is undefined. On Hopper k and v are not FP8, nor become it, and out
-   * and lse may differ in their last bits from those of a call without. All zero: not wanted. */
+  /** Written: [heads_q] or [batch, heads_q, seq_q] float32: the largest score that each head saw,
+   * or each row, laid out as lse: scaled, capped and less what alibi_slopes subtract; −∞ where none
+   * was seen. The sink is no score. Where a score is NaN, that of its row and of its head is
+   * undefined. On a GPU k and v are neither FP8 nor become it, and out and lse may differ in their
+   * last bits from those of a call without. Has no gradient. All zero: not wanted. */
   flash3_tensor max_logits;
   /** One of flash3_mask_make (mask.h), of this call's sizes; NULL: the band alone. The band of the
    * call is none, or that of the mask. With lengths, the mask was made with the same. Neither with
    * a page table, cache_batch_idx, leftpad_k, k_new, qv or tree_mask, nor, on Hopper, with FP8 and
    * a softcap. */
   const flash3_mask* mask;
+  /** [heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. slope · |i' − j| is subtracted
+   * from the scaled and capped score of query i and key j, with i' as in Mask. Not with tree_mask.
+   * On the CPU alone. Has no gradient. All zero: none. */
+  flash3_tensor alibi_slopes;
 } flash3_forward_params;
 
 /** What flash3_forward() would return, given memory and workspace; if it is not FLASH3_OK,
@@ -323,9 +328,9 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  *     dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
  *
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
- * lengths and dtype must be the same. Gradients of rows that see nothing, of keys that no query
- * sees, and of tokens after seqused are exactly 0; every element of dq, dk and dv is written,
- * except rows of packed tensors that belong to no sequence, unless fill_padding is set. */
+ * alibi_slopes, lengths and dtype must be the same. Gradients of rows that see nothing, of keys
+ * that no query sees, and of tokens after seqused are exactly 0; every element of dq, dk and dv is
+ * written, except rows of packed tensors that belong to no sequence, unless fill_padding is set. */
 typedef struct flash3_backward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
@@ -379,7 +384,8 @@ typedef struct flash3_backward_params {
   flash3_tensor dsink;  /**< [heads_q], dtype of sink, which must be given; all zero: not wanted */
   int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
   int32_t mask_alignment;  /**< as in flash3_forward_params */
-  const flash3_mask* mask; /**< as in flash3_forward_params */
+  const flash3_mask* mask; /**< as in flash3_forward_params, to the end */
+  flash3_tensor alibi_slopes;
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/added_checks.hpp"
 #include "core/alias_checks.hpp"
 #include "core/backend.hpp"
 #include "core/kept.hpp"
@@ -76,7 +77,6 @@ inline RowMaxima row_maxima(const ForwardProblem& problem, size_t workspace_of_a
   rows = {nullptr, true, stride_batch, made.rows};
   if (problem.workspace)
     rows.data = reinterpret_cast<float*>(static_cast<char*>(problem.workspace) + made.offset);
-  made.attention.max_of_heads = false;
   return made;
 }
 
@@ -154,7 +154,7 @@ const char* workspace_function(const MergeProblem&) { return "flash3_merge_works
 template <AnyProblem P>
 Status plan_attention_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
   if constexpr (std::same_as<P, ForwardProblem>) {
-    if (problem.max_of_heads) {
+    if (problem.max_logits.of_heads) {
       const ForwardProblem rows = row_maxima(problem, 0).attention;
       PlanPointer<ForwardProblem> planned;
       if (!rows.is_empty()) FLASH3_CHECK(plan_attention_on(backend, rows, &planned));
@@ -173,6 +173,10 @@ Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
   if (Status memory = check_memory(backend, problem); !memory.ok()) {
     FLASH3_CHECK(backend.available());  // why not, if it is not, comes first
     return memory;
+  }
+  if (Status added = check_added_on(problem, backend); !added.ok()) {
+    FLASH3_CHECK(backend.available());
+    return added;
   }
   if constexpr (HasPadding<P>)
     if (problem.fills_padding) {

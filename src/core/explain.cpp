@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "core/added_checks.hpp"
 #include "core/backend.hpp"
 #include "core/message.hpp"
 
@@ -74,13 +75,13 @@ const char* describe_sums(flash3_fp8_sums sums) {
 std::string describe_problem(const ForwardProblem& p) {
   return message(describe_sizes(p), p.quantizes ? ", computed in float8_e4m3" : "",
                  describe_sums(p.fp8_sums), p.lse.wanted ? ", with lse" : "", describe_sink(p),
-                 describe_cache(p), describe_scale("q_scale", p.q_scale),
+                 describe_added(p), describe_cache(p), describe_scale("q_scale", p.q_scale),
                  describe_scale("k_scale", p.k_scale), describe_scale("v_scale", p.v_scale));
 }
 
 std::string describe_problem(const BackwardProblem& p) {
   return message("backward, ", describe_sizes(p), p.dlse.wanted ? ", with dlse" : "",
-                 describe_sink(p), p.dsink.given ? ", with dsink" : "",
+                 describe_sink(p), p.dsink.given ? ", with dsink" : "", describe_added(p),
                  p.deterministic ? ", deterministic" : "");
 }
 

@@ -29,8 +29,10 @@ struct ParamField {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;  // the only one that a tensor may have; none: a float's
   // What bindings call the values 0, 1 … of an enum, with a space between; "-": nothing is given.
   std::string_view words = {};
-  // The shapes that a tensor of added_fields() may have, as calls.py calls them.
-  std::string_view shapes = {};
+  // Of a tensor of added_fields(): the shapes that it may have, as calls.py calls them; the fields
+  // that may not be given beside it; and whether no GPU kernel takes it.
+  std::string_view shapes = {}, without = {};
+  bool is_cpu_alone = false;
 
   // Whether it is a number that says what a call computes, or on which backend.
   constexpr bool is_option() const { return kind != FieldKind::kTensor && !is_context; }
@@ -49,6 +51,9 @@ struct ParamField {
   }
   flash3_tensor* tensor(void* params) const {
     return reinterpret_cast<flash3_tensor*>(static_cast<char*>(params) + offset);
+  }
+  const flash3_tensor* tensor(const void* params) const {
+    return reinterpret_cast<const flash3_tensor*>(static_cast<const char*>(params) + offset);
   }
 };
 
@@ -72,6 +77,19 @@ constexpr int64_t count_words(std::string_view words) {
 constexpr std::string_view word_at(std::string_view words, int64_t i) {
   for (; i > 0; --i) words.remove_prefix(words.find(' ') + 1);
   return words.substr(0, words.find(' '));
+}
+
+constexpr bool has_word(std::string_view words, std::string_view word) {
+  for (int64_t i = 0; i < count_words(words); ++i)
+    if (word_at(words, i) == word) return true;
+  return false;
+}
+
+// The sizes of a tensor of added_fields() with one of its `shapes`; rows: those of lse.
+template <class Shape>
+constexpr Shape shape_of_added(std::string_view shape, int64_t batch, int64_t heads_q, Shape rows) {
+  if (shape == "heads") return {heads_q};
+  return shape == "batch_heads" ? Shape{batch, heads_q} : rows;
 }
 
 // FLASH3_FIELD(causal, .is_flag = true), where Params is the struct.

@@ -62,13 +62,15 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
     FLASH3_FIELD(max_logits, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads rows"),
     FLASH3_FIELD(mask, .is_context = true),
+    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask", .is_cpu_alone = true),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
-  // Calls visit(name, member, address, is_written) for each tensor after those, until one returns false; a problem has its
-  // address in the member of the same name.
+  // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the
+  // member of the same name (core/added_views.hpp).
   template <class Problem, class Visit>
   static bool visit_added_tensors(Problem& problem, const Visit& visit) {
-    return visit("max_logits", &Params::max_logits, problem.max_logits.data, true);
+    return visit(kFields[48], &Params::max_logits, problem.max_logits) &&
+           visit(kFields[50], &Params::alibi_slopes, problem.alibi_slopes);
   }
 };
 
@@ -111,8 +113,15 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(fill_padding, .is_flag = true),
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
     FLASH3_FIELD(mask, .is_context = true),
+    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask", .is_cpu_alone = true),
   };
   static constexpr size_t kListed = 33;  // those that calls.py places
+  // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the
+  // member of the same name (core/added_views.hpp).
+  template <class Problem, class Visit>
+  static bool visit_added_tensors(Problem& problem, const Visit& visit) {
+    return visit(kFields[35], &Params::alibi_slopes, problem.alibi_slopes);
+  }
 };
 
 template <>

@@ -187,6 +187,7 @@ Status KeptPlan<P>::make(const Params* params, std::unique_ptr<flash3_plan>* pla
   FLASH3_CHECK(read_params(params, &made->params_));
   made->params_.struct_size = sizeof made->params_;
   FLASH3_CHECK(plan_params(&made->params_, Pointers::kOptional, &made->problem_, &made->call_));
+  static_assert(count_tensors<Params>() <= 32);
   uint32_t tensor = 1;
   FLASH3_CHECK(visit_pointers(made->problem_,
                               [&](const char*, auto member, const auto&, const char*) -> Status {

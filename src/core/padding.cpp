@@ -28,7 +28,7 @@ void add_rows(const ForwardProblem& p, const LseView& rows, Padding* padding) {
 }  // namespace
 
 Padding padding_of(const ForwardProblem& p) {
-  Padding padding = p.max_of_heads ? Padding{} : padding_of_max_logits(p);
+  Padding padding = p.max_logits.of_heads ? Padding{} : padding_of_max_logits(p);
   padding.batch = p.batch;
   add(p.out, p.sequences_q, dtype_size(p.out_dtype), 0, &padding);
   add_rows(p, p.lse, &padding);

@@ -45,11 +45,10 @@ Status visit_added(P& p, const Visit& visit) {
   using Fields = FieldsOf<typename ParamsOf<P>::type>;
   Status status;
   if constexpr (requires { Fields::visit_added_tensors(p, visit); })
-    Fields::visit_added_tensors(
-        p, [&](const char* name, auto member, auto& pointer, bool is_written) {
-          status = visit(name, member, pointer, is_written ? kWrite : kRead);
-          return status.ok();
-        });
+    Fields::visit_added_tensors(p, [&](const ParamField& field, auto member, auto& view) {
+      status = visit(field.name.data(), member, view.data, field.is_written ? kWrite : kRead);
+      return status.ok();
+    });
   return status;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/added_checks.hpp"
 #include "core/alias_checks.hpp"
 #include "core/mask_checks.hpp"
 #include "core/message.hpp"
@@ -117,27 +118,6 @@ Status check_scales(const flash3_forward_params& p, const Field& q, const Field&
   return check_scale_of(p.v_scale, "v_scale", v, checks);
 }
 
-// max_logits of each row, with lse's shape, or of each head.
-Status check_max_logits(const flash3_tensor& t, const Field& q, const Layout& layout,
-                        Pointers pointers) {
-  if (!is_given(t)) return {};
-  const Field rows = layout.lse("max_logits", t), heads{"max_logits", "[heads_q]", 1, t};
-  const Field& field = t.ndim == 1 ? heads : rows;
-  if (t.ndim != 1) {
-    FLASH3_CHECK(check_rows(rows, q, "; a max_logits that is not wanted is all zero"));
-  } else {
-    if (t.dtype != FLASH3_FLOAT32)
-      return invalid_argument(message("max_logits.dtype = ", dtype_name(t.dtype),
-                                      " but it must be float32; one that is not wanted is all "
-                                      "zero"));
-    FLASH3_CHECK(check_form(heads));
-    FLASH3_CHECK(check_same({heads, 0}, {q, q.ndim - 2}, "heads_q"));
-    FLASH3_CHECK(check_strides(heads));
-  }
-  FLASH3_CHECK(check_no_overlap(field));
-  return check_data(field, pointers);
-}
-
 Status check_tensors(const flash3_forward_params& p, Pointers pointers) {
   Layout layout;
   FLASH3_CHECK(check_sequences(p, pointers, &layout));
@@ -160,7 +140,7 @@ Status check_tensors(const flash3_forward_params& p, Pointers pointers) {
   FLASH3_CHECK(check_append(p, q, k, v, pointers));
   FLASH3_CHECK(check_rotation(p, q));
   FLASH3_CHECK(check_tree(p, q, pointers));
-  FLASH3_CHECK(check_max_logits(p.max_logits, q, layout, pointers));
+  FLASH3_CHECK(check_added(p, q, layout, pointers));
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_data(f, pointers));
 
   if (!is_given(p.lse)) return {};
@@ -197,6 +177,7 @@ Status check_tensors(const flash3_backward_params& p, Pointers pointers) {
   FLASH3_CHECK(check_same_shape(dq, q));
   FLASH3_CHECK(check_same_shape(dk, k));
   FLASH3_CHECK(check_same_shape(dv, v));
+  FLASH3_CHECK(check_added(p, q, layout, pointers));
   for (const Field& f : all) FLASH3_CHECK(check_strides(f));
   for (const Field& f : {dq, dk, dv}) FLASH3_CHECK(check_no_overlap(f));
   for (const Field& f : all) FLASH3_CHECK(check_data(f, pointers));
@@ -299,9 +280,7 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   problem->rotates = p.rotate != 0;
   problem->fills_padding =
       p.fill_padding != 0 && (problem->sequences_q.packed || problem->sequences_q.has_used);
-  problem->max_of_heads = p.max_logits.ndim == 1;
-  problem->max_logits =
-      problem->max_of_heads ? packed_lse_view(p.max_logits) : view_lse(*problem, p.max_logits);
+  fill_added(p, problem);
   problem->rotation_seed = p.rotation_seed;
   return check_aliases(p, *problem);
 }
@@ -325,6 +304,7 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
   problem->dk = view_k(*problem, p.dk);
   problem->dv = view_k(*problem, p.dv);
   problem->dsink = sink_view(p.dsink);
+  fill_added(p, problem);
   problem->deterministic = p.deterministic != 0;
   // Where tensors are not packed, gradients of unused tokens are written all the same.
   problem->fills_padding =

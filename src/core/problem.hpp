@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/added_views.hpp"
 #include "core/arithmetic.hpp"
 #include "core/fp8.hpp"
 #include "core/kv_cache.hpp"
@@ -24,14 +25,6 @@ namespace flash3 {
 inline constexpr int kMaxHeadDim = 256;  // of both; of forward calls that are not FP8:
 inline constexpr int kMaxScoreDim = 576, kMaxValueDim = 512;
 inline constexpr int kMaxMergedDim = 512;  // of the parts that flash3_merge takes
-
-// [batch, head, seq] float32, strides in elements, the last one is 1. Packed ones, [head, total],
-// have stride_batch 0 and the rows of packed tensors.
-struct LseView {
-  float* data = nullptr;  // null: no LSE wanted (or the call is only a question)
-  bool wanted = false;
-  int64_t stride_batch = 0, stride_head = 0;
-};
 
 // [head], contiguous: a sink, or its gradient.
 struct SinkView {
@@ -94,7 +87,7 @@ struct TreeMask {
 };
 
 // What forward and backward calls have in common.
-struct Problem : ExecutionContext {
+struct Problem : ExecutionContext, AddedViews {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;      // of q
   flash3_dtype kv_dtype = FLASH3_DTYPE_NONE;   // of k and v: that of q, or FP8 where q is 16-bit
   flash3_dtype out_dtype = FLASH3_DTYPE_NONE;  // that of q, float32 too; of FP8 any but FP8
@@ -155,12 +148,9 @@ struct Problem : ExecutionContext {
   Band band() const { return mask().band; }
 };
 
-struct ForwardProblem : Problem {
+// No backend sees a max_logits of heads: core/dispatch.cpp makes rows of it.
+struct ForwardProblem : Problem, AddedForwardViews {
   ScaleView q_scale, k_scale, v_scale;  // of FP8 tensors
-  // The largest logit of each row, laid out as an LSE; or of each head, of [heads_q], which no
-  // backend sees: core/dispatch.cpp makes rows of it.
-  LseView max_logits;
-  bool max_of_heads = false;
 
   int sm_margin = 0;
   const flash3_schedule* schedule = nullptr;  // the caller's; null: the call makes its own
@@ -181,7 +171,7 @@ struct ForwardProblem : Problem {
   // No element of out or of the cache is to be written: nothing to run.
   bool is_empty() const {
     return !has_output() && !has_tokens_to_append() && !has_padding_to_fill() &&
-           !(max_of_heads && heads_q > 0);
+           !(max_logits.of_heads && heads_q > 0);
   }
   bool has_padding_to_fill() const { return fills_padding && sequences_q.rows > 0 && heads_q > 0; }
 
@@ -192,7 +182,7 @@ struct ForwardProblem : Problem {
   }
 };
 
-struct BackwardProblem : Problem {
+struct BackwardProblem : Problem, AddedBackwardViews {
   flash3_dtype gradient_dtype = FLASH3_DTYPE_NONE;  // of dq, dk and dv: `dtype` or float32
   TensorView dout, dq, dk, dv;
   LseView dlse;    // gradient of lse; not wanted: zero

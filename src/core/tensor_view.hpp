@@ -15,4 +15,25 @@ struct TensorView {
   int64_t stride_batch = 0, stride_seq = 0, stride_head = 0;
 };
 
+// [batch, head, seq] float32, strides in elements, the last one is 1. Packed ones, [head, total],
+// have stride_batch 0 and the rows of packed tensors.
+struct LseView {
+  float* data = nullptr;  // null: not wanted (or the call is only a question)
+  bool wanted = false;
+  int64_t stride_batch = 0, stride_head = 0;
+  bool of_heads = false;  // [head], one element for all rows of a head
+};
+
+// [head] or [batch, head] float32 that a call reads; of the first stride_batch is 0.
+struct HeadsView {
+  const float* data = nullptr;  // null: not given (or the call is only a question)
+  bool given = false;
+  int64_t stride_batch = 0, stride_head = 0;
+
+  // The element of a sequence's query head; 0 without data.
+  float at(int64_t batch, int64_t head) const {
+    return data ? data[batch * stride_batch + head * stride_head] : 0.f;
+  }
+};
+
 }  // namespace flash3

@@ -34,9 +34,12 @@ struct Sum {
     values.resize(rows, columns);
     bounds.resize(rows, columns);
   }
-  void scale(int64_t row, int64_t columns, double factor) {
+  // terms: of the sum.
+  void scale(int64_t row, int64_t columns, double terms, double factor) {
+    const auto lost = static_cast<float>(terms * kFloat32Smallest);
     for (int64_t d = 0; d < columns; ++d) {
       values[row][d] *= factor;
+      if (bounds[row][d] > 0) bounds[row][d] += lost;  // a sum of nothing is exactly 0
       bounds[row][d] *= static_cast<float>(factor);
     }
   }
@@ -96,7 +99,8 @@ class Heads {
       store_.dsink(batch, head, dsink_, dsink_error_);
     }
     for (int64_t j = 0; j < p_.seq_k; ++j) {
-      dk_.scale(j, p_.head_dim, p_.softmax_scale);
+      dk_.scale(j, p_.head_dim, terms_, p_.softmax_scale);
+      dv_.scale(j, p_.head_dim_v, terms_, 1);
       store_.dk(batch, j, kv_head, dk_.values[j], dk_.bounds[j]);
       store_.dv(batch, j, kv_head, dv_.values[j], dv_.bounds[j]);
     }
@@ -135,7 +139,7 @@ class Heads {
         mask_.for_each_range(rows.begin + r, [&](IndexRange keys) { add_products(r, 1, keys); });
     }
     for (int r = 0; r < rows.size(); ++r) {
-      dq_.scale(r, p_.head_dim, p_.softmax_scale);
+      dq_.scale(r, p_.head_dim, terms_, p_.softmax_scale);
       store_.dq(batch, rows.begin + r, head, dq_.values[r], dq_.bounds[r]);
     }
   }
@@ -168,10 +172,11 @@ class Heads {
   IndexRange softmax_gradient(int64_t batch, int64_t head, int64_t i, int r) {
     const IndexRange seen = mask_.keys(i);
     double *p = probabilities_[r], *ds = ds_[r];
+    const RowScores scores(p_, mask_, batch, head, i);
     slopes_.resize(static_cast<size_t>(p_.seq_k));
     for (int64_t j = seen.begin; j < seen.end; ++j) {
-      p[j] = score_of(p[j], p_, [](double x) { return x; });
-      slopes_[static_cast<size_t>(j)] = softcap_slope(p[j], p_);
+      const auto [score, slope] = scores.of(p[j], j);
+      p[j] = score, slopes_[static_cast<size_t>(j)] = slope;
     }
     mask_.for_each_hidden(i, [&](int64_t j) { p[j] = -std::numeric_limits<double>::infinity(); });
     const double sink = sink_of(p_, head), lse = softmax(p, seen, sink);
@@ -184,17 +189,22 @@ class Heads {
     if (p_.dlse.wanted)
       dlse = p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i];
 
-    const RowErrors error = errors_of(batch, head, i, r, sink, lse, dlse);
+    const RowErrors error = errors_of(batch, head, i, r, scores.added(seen), sink, lse, dlse);
     for (int64_t j = seen.begin; j < seen.end; ++j) {
       const double slope = slopes_[static_cast<size_t>(j)];
-      ds[j] = p[j] * (ds[j] - mean + dlse) * slope;
-      p_errors_[r][j] = static_cast<float>(error.weight * p[j] + error.smallest);
+      const double of_p = (ds[j] - mean + dlse) * slope;
+      const double lost = underflow(p[j]);
+      ds[j] = p[j] * of_p;
+      p_errors_[r][j] = static_cast<float>(error.weight * p[j] + error.smallest + lost);
       ds_errors_[r][j] = static_cast<float>(error.weight * std::abs(ds[j]) + error.smallest +
+                                            lost * std::abs(of_p) + underflow(std::abs(ds[j])) +
                                             p[j] * (slope * error.of_dp + error.of_slope));
     }
     mask_.for_each_hidden(i, [&](int64_t j) { clear(r, {j, j + 1}); });
     dsink_ += p_sink * (dlse - mean);
-    dsink_error_ += p_sink * (error.sink_weight * std::abs(dlse - mean) + error.delta);
+    dsink_error_ += p_sink * (error.sink_weight * std::abs(dlse - mean) + error.delta) +
+                    underflow(p_sink) * std::abs(dlse - mean) +
+                    underflow(p_sink * std::abs(dlse - mean));
     return seen;
   }
 
@@ -205,8 +215,8 @@ class Heads {
     double delta;             // Δδ
     double sink_weight;       // Es + 8ε + γ(n)
   };
-  RowErrors errors_of(int64_t batch, int64_t head, int64_t i, int r, double sink, double lse,
-                      double dlse) {
+  RowErrors errors_of(int64_t batch, int64_t head, int64_t i, int r, double added, double sink,
+                      double lse, double dlse) {
     const Precision dtype = bound_.of_dtype();
     load_row(p_.out, p_.dtype, batch, i, head, 1, out_row_[0]);
     double products = 0, smallest_products = 0;  // Σ|dout||out|, Σ|dout|·η
@@ -222,8 +232,8 @@ class Heads {
     });
     const double dp = norm(dout_.rows[r], p_.head_dim_v) * largest_v;
     const double delta = products + std::abs(dlse), of_sum = bound_.sum(p_.head_dim_v);
-    const double score =
-        bound_.score(p_.softmax_scale * norm(q_.rows[r], p_.head_dim) * largest_k, keys, sink);
+    const double most = p_.softmax_scale * norm(q_.rows[r], p_.head_dim) * largest_k;
+    const double score = bound_.score(most, added, keys, sink);
     const bool blind = lse == -std::numeric_limits<double>::infinity();
 
     RowErrors e{};

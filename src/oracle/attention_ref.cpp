@@ -23,6 +23,7 @@ struct RowResult {
   const float* out_bound;
   double lse, lse_bound;
   double largest, largest_bound;  // of the scores
+  double lost;                    // of out, where all weights are small
 };
 
 // Called with batch, row, head and what the row has.
@@ -61,7 +62,7 @@ class RowGroup {
     for (int r = 0; r < kRows; ++r) {
       if (r < rows.size()) {
         seen[r] = mask_.keys(rows.begin + r);
-        of_size[r] = softmax_of(head, rows.begin + r, r, &results[r]);
+        of_size[r] = softmax_of(batch, head, rows.begin + r, r, &results[r]);
       }
       // Pairs that are hidden take part as zeros.
       seen[r].begin = std::clamp(seen[r].begin, any.begin, any.end);
@@ -90,7 +91,8 @@ class RowGroup {
         float& bound = out_bound_[r][d];
         const double own = out_[r][d];
         const float sum = bound_.fp8() ? static_cast<float>(std::sqrt(bound + own * own)) : bound;
-        bound = static_cast<float>(of_size[r] * sum + of_out_.error(out_[r][d]));
+        bound = static_cast<float>(of_size[r] * sum + of_out_.error(own) +
+                                   underflow(std::abs(own)) + results[r].lost);
       }
       results[r].out = out_[r], results[r].out_bound = out_bound_[r];
       store_(batch, rows.begin + r, head, results[r]);
@@ -110,11 +112,11 @@ class RowGroup {
 
   // Dot products become probabilities, and sizes_ what rounds of them; squares in FP8. Returns what
   // their sum is multiplied with for the bound of out.
-  float softmax_of(int64_t head, int64_t row, int r, RowResult* result) {
+  float softmax_of(int64_t batch, int64_t head, int64_t row, int r, RowResult* result) {
     const IndexRange seen = mask_.keys(row);
+    const RowScores scores(p_, mask_, batch, head, row);
     double* p = scores_[r];
-    for (int64_t j = seen.begin; j < seen.end; ++j)
-      p[j] = score_of(p[j], p_, [](double x) { return x; });
+    for (int64_t j = seen.begin; j < seen.end; ++j) p[j] = scores.of(p[j], j).value;
     mask_.for_each_hidden(row, [&](int64_t j) { p[j] = -std::numeric_limits<double>::infinity(); });
     const double sink = sink_of(p_, head);
     result->largest = largest_of(p, seen);
@@ -126,8 +128,8 @@ class RowGroup {
       largest_norm = std::max<double>(largest_norm, k_.largest_norm(range));
     });
     const double most = p_.softmax_scale * norm(q_[r], p_.score_dim()) * largest_norm;
-    const double error = bound_.score(most, keys, sink);
-    result->largest_bound = bound_.score(most, 0, 0);
+    const double added = scores.added(seen), error = bound_.score(most, added, keys, sink);
+    result->largest_bound = bound_.score(most, added, 0, 0);
     result->lse_bound = bound_.lse(error, result->lse, keys);
     double largest = 0;
     for (int64_t j = seen.begin; j < seen.end; ++j) largest = std::max(largest, p[j]);
@@ -137,6 +139,8 @@ class RowGroup {
       sizes_[r][j] = static_cast<float>(bound_.fp8() ? size * size : size);
     }
     mask_.for_each_hidden(row, [&](int64_t j) { sizes_[r][j] = 0; });
+    const double lost = underflow(largest);
+    result->lost = lost > 0 ? keys * lost * v_.largest_norm(seen) : 0;  // v may be infinite
     return static_cast<float>(bound_.out(error, keys));
   }
 
@@ -223,7 +227,7 @@ ReferenceForward attention_ref(const ForwardProblem& p, int num_threads, const M
                });
   if (p.max_logits.wanted)
     result.added["max_logits"] =
-        p.max_of_heads ? largest_of_heads(logits, p.heads_q, lse_rows) : std::move(logits);
+        p.max_logits.of_heads ? largest_of_heads(logits, p.heads_q, lse_rows) : std::move(logits);
   return result;
 }
 

@@ -99,6 +99,14 @@ struct Call {
   double capped(double score) const {
     return p.softcap > 0 ? p.softcap * std::tanh(score / p.softcap) : score;
   }
+  // ALiBi: what is subtracted from the capped score of query i and key j.
+  double bias(const VisibleKeys& mask, int64_t b, int64_t head, int64_t i, int64_t j) const {
+    const flash3_tensor& t = p.alibi_slopes;
+    if (!given(t)) return 0;
+    const int64_t at = (t.ndim == 2 ? b * t.stride[0] : 0) + head * t.stride[t.ndim - 1];
+    return double{static_cast<const float*>(t.data)[at]} *
+           static_cast<double>(std::abs(mask.diagonal_of(i) - j));
+  }
   double sink(int64_t head) const {
     return given(p.sink) ? load_float(p.sink.data, p.sink.dtype, head * p.sink.stride[0])
                          : -kInfinity;
@@ -289,9 +297,11 @@ DefinedForward define_forward(const flash3_forward_params& p, const flash3_mask_
   result.out.resize(static_cast<size_t>(all_rows * call.heads_q * call.head_dim_v));
   result.lse.resize(static_cast<size_t>(all_rows * call.heads_q));
   const bool of_heads = p.max_logits.ndim == 1;
-  if (given(p.max_logits))
-    result.max_logits.assign(of_heads ? static_cast<size_t>(call.heads_q) : result.lse.size(),
-                             -kInfinity);
+  std::vector<double>* max_logits = nullptr;
+  if (given(p.max_logits)) {
+    max_logits = &result.added["max_logits"];
+    max_logits->assign(of_heads ? size_t(call.heads_q) : result.lse.size(), -kInfinity);
+  }
 
   for (int64_t b = 0; b < call.batch; ++b)
     for (int64_t h = 0; h < call.heads_q; ++h)
@@ -315,14 +325,15 @@ DefinedForward define_forward(const flash3_forward_params& p, const flash3_mask_
           for (int64_t d = 0; given(p.qv) && d < call.head_dim_v; ++d)
             dot += tokens.qv(b, i, h, d) * tokens.v(b, j, kv_head, d);
           seen.push_back(j);
-          scores.push_back(call.capped(call.scale * q_scale * k_scale * dot));
+          scores.push_back(call.capped(call.scale * q_scale * k_scale * dot) -
+                           call.bias(mask, b, h, i, j));
         }
         const double lse = log_sum_exp(scores, call.sink(h));
         const auto at_lse = static_cast<size_t>(
             call.lse_place(call.heads_q, rows, call.packed_q, b, queries, i, h));
         result.lse[at_lse] = lse;
-        if (given(p.max_logits)) {
-          double& logit = result.max_logits[of_heads ? static_cast<size_t>(h) : at_lse];
+        if (max_logits) {
+          double& logit = (*max_logits)[of_heads ? static_cast<size_t>(h) : at_lse];
           logit = std::max(logit, largest(scores));
         }
 
@@ -345,6 +356,7 @@ namespace {
 struct SeenKeys {
   std::vector<int64_t> keys;
   std::vector<double> scores, weights;
+  std::vector<double> slopes;  // 1 − tanh² of the softcap
   double lse;
 };
 
@@ -358,7 +370,10 @@ SeenKeys seen_keys(const Call<flash3_backward_params>& call, const flash3_backwa
     const double dot =
         call.dot(p.q, queries, i, h, p.k, keys, j, call.kv_head(h), b, call.head_dim);
     seen.keys.push_back(j);
-    seen.scores.push_back(call.capped(call.scale * dot));
+    const double capped = call.capped(call.scale * dot);
+    const double tanh = p.softcap > 0 ? capped / p.softcap : 0;
+    seen.scores.push_back(capped - call.bias(mask, b, h, i, j));
+    seen.slopes.push_back(1 - tanh * tanh);
   }
   seen.lse = log_sum_exp(seen.scores, call.sink(h));
   for (const double score : seen.scores) seen.weights.push_back(std::exp(score - seen.lse));
@@ -414,8 +429,7 @@ DefinedBackward define_backward(const flash3_backward_params& p, const flash3_ma
         const auto q_row = static_cast<size_t>(call.place(p.q, b, queries, i, h));
         for (size_t n = 0; n < seen.keys.size(); ++n) {
           const int64_t j = seen.keys[n];
-          const double tanh = p.softcap > 0 ? seen.scores[n] / p.softcap : 0;
-          const double ds = seen.weights[n] * (dp[n] - mean + dlse) * (1 - tanh * tanh);
+          const double ds = seen.weights[n] * (dp[n] - mean + dlse) * seen.slopes[n];
           const auto k_row = static_cast<size_t>(call.place(p.k, b, keys, j, kv_head));
           const auto v_row = static_cast<size_t>(call.place(p.v, b, keys, j, kv_head));
           for (int64_t d = 0; d < call.head_dim; ++d) {

@@ -7,6 +7,8 @@
 // Internal library flash3_oracle: tests and the command line, not shipped.
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "core/problem.hpp"
@@ -18,7 +20,8 @@ namespace flash3 {
 // Contiguous, in the dimensions that the call's tensors have; rows that belong to no token are 0.
 struct DefinedForward {
   std::vector<double> out, lse;
-  std::vector<double> max_logits;  // empty if it is not wanted; of rows of no token −∞
+  // What else is wanted, by its field's name; of rows of no token a max_logits is −∞.
+  std::map<std::string, std::vector<double>> added;
 };
 struct DefinedBackward {
   std::vector<double> dq, dk, dv;

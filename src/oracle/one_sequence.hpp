@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/added_checks.hpp"
 #include "core/problem.hpp"
 
 namespace flash3 {
@@ -139,6 +140,22 @@ inline ScaleView one_sequence(ScaleView t, const Sequences& sequences, int64_t b
   return t;
 }
 
+inline HeadsView one_sequence(HeadsView t, int64_t b, const RowRange&) {
+  if (t.data) t.data += b * t.stride_batch;
+  t.stride_batch = 0;
+  return t;
+}
+
+// The tensors that flash3.h has gained; an element for all rows of a head is not of one sequence.
+template <class P>
+void narrow_added(int64_t b, const RowRange& rows, P* p) {
+  for_each_added(*p, [&](const ParamField&, auto, auto& view) {
+    if constexpr (requires { view.of_heads; })
+      if (view.of_heads) return;
+    view = one_sequence(view, b, rows);
+  });
+}
+
 inline void narrow_to(int64_t b, const SeqInfo& s, Problem* p) {
   p->batch = 1;
   p->seq_q = s.q.length, p->seq_k = s.k.length;
@@ -158,6 +175,7 @@ inline ForwardProblem one_sequence(ForwardProblem p, int64_t b) {
   p.k_scale = one_sequence(p.k_scale, p.sequences_k, b, s.k);
   p.v_scale = one_sequence(p.v_scale, p.sequences_k, b, s.k);
   p.tree = {p.tree.given, p.tree.of(b, s.q), 0};
+  narrow_added(b, s.q, &p);
   narrow_to(b, s, &p);
   return p;
 }
@@ -172,6 +190,7 @@ inline BackwardProblem one_sequence(BackwardProblem p, int64_t b) {
   p.dk = one_sequence(p.dk, p.gradient_dtype, b, s.k);
   p.dv = one_sequence(p.dv, p.gradient_dtype, b, s.k);
   p.dsink = {};
+  narrow_added(b, s.q, &p);
   return p;
 }
 

@@ -91,22 +91,49 @@ Real sink_weight(Real sink, Real lse) {
   return sink == -std::numeric_limits<Real>::infinity() ? 0 : std::exp(sink - lse);
 }
 
-// The score of a dot product, as a plain implementation computes it step by step; round() is what
-// its tensors do to each step.
-template <class Real, class Round>
-Real score_of(Real dot, const Problem& p, const Round& round) {
-  const Real scaled = round(dot * Real(p.softmax_scale));
-  if (p.softcap == 0.f) return scaled;
-  return round(Real(p.softcap) * round(std::tanh(round(scaled / Real(p.softcap)))));
-}
+// What becomes of the dot products of one row: scores, and the derivative of each by the scaled
+// product.
+class RowScores {
+ public:
+  RowScores(const Problem& p, const VisibleKeys& mask, int64_t batch, int64_t head, int64_t row)
+      : p_(p), slope_(p.alibi_slopes.at(batch, head)), diagonal_(mask.diagonal_of(row)) {}
 
-// The derivative of the softcap where it has made this score: 1 − tanh².
-template <class Real>
-Real softcap_slope(Real score, const Problem& p) {
-  if (p.softcap == 0.f) return 1;
-  const Real tanh = score / Real(p.softcap);
-  return 1 - tanh * tanh;
-}
+  template <class Real>
+  struct Score {
+    Real value, slope;  // 1 − tanh² of the softcap
+  };
+
+  // Step by step, as a plain implementation computes it; round() is what its tensors do to each
+  // step.
+  template <class Real, class Round>
+  Score<Real> of(Real dot, int64_t key, const Round& round) const {
+    Score<Real> score{round(dot * Real(p_.softmax_scale)), 1};
+    if (p_.softcap != 0.f) {
+      const Real tanh = round(std::tanh(round(score.value / Real(p_.softcap))));
+      score.value = round(Real(p_.softcap) * tanh);
+      const Real kept = score.value / Real(p_.softcap);
+      score.slope = 1 - kept * kept;
+    }
+    if (p_.alibi_slopes.data)
+      score.value = round(score.value - Real(slope_) * Real(std::abs(diagonal_ - key)));
+    return score;
+  }
+  template <class Real>
+  Score<Real> of(Real dot, int64_t key) const {
+    return of(dot, key, [](Real x) { return x; });
+  }
+  // The largest magnitude that is added to the score of one of these keys.
+  double added(IndexRange keys) const {
+    if (keys.empty()) return 0;
+    const int64_t first = diagonal_ - keys.begin, last = diagonal_ - (keys.end - 1);
+    return std::abs(slope_) * static_cast<double>(std::max(std::abs(first), std::abs(last)));
+  }
+
+ private:
+  const Problem& p_;
+  const float slope_;       // of ALiBi
+  const int64_t diagonal_;  // i'
+};
 
 // x as a tensor of this dtype would hold it.
 inline float rounded(float x, flash3_dtype dtype) {

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/codegen/call_fields.py takes a field that a header gains everywhere, with one line in calls.py for a tensor and none for a number, and
-refuses what it cannot read."""
+"""tools/codegen/call_fields.py takes a field that a header gains everywhere, by what the header says of it alone, and refuses what it cannot
+read."""
 import pathlib
 import sys
 import unittest
-import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools/codegen"))
 import call_fields as generator  # noqa: E402
@@ -19,15 +18,11 @@ ENUM = """typedef enum flash3_side FLASH3_ENUM_INT32 {
 FIELDS = """  int32_t side; /**< flash3_side, of each */
   /** 1: as it is. */
   int32_t plain;
-  flash3_tensor slopes; /**< [heads_q] float32 */
+  /** [heads_q] or [batch, heads_q] float32: of each head · key. Not with qv, tree_mask. On the CPU
+   * alone. All zero: none. */
+  flash3_tensor slopes;
 """
-
-
-def with_tensors(**tensors):
-    """calls.py with more tensors, {name: (calls, description)}."""
-    added = {call: {**known, **{name: about for name, (calls_of, about) in tensors.items() if call in calls_of}}
-             for call, known in calls.ADDED_TENSORS.items()}
-    return unittest.mock.patch.object(calls, "ADDED_TENSORS", added)
+LIKE_IT = FIELDS.partition("  /** [heads_q]")[0] + "  flash3_tensor slopes; /**< as in flash3_forward_params */\n"
 
 
 def with_fields(text, call, fields):
@@ -39,13 +34,8 @@ def with_fields(text, call, fields):
 class Added(unittest.TestCase):
     def setUp(self):
         text = generator.header_text() + ENUM
-        self.before, self.known = generator.Headers(text), calls.ADDED_TENSORS
-        for call in ("forward", "backward"):
-            text = with_fields(text, call, FIELDS)
-        patch = with_tensors(slopes=(("forward", "backward"), calls.AddedTensor("heads", "float32")))
-        patch.start()
-        self.addCleanup(patch.stop)
-        self.headers = generator.Headers(text)
+        self.before = generator.Headers(text)
+        self.headers = generator.Headers(with_fields(with_fields(text, "forward", FIELDS), "backward", LIKE_IT))
 
     def made(self, make):
         return make(self.headers)
@@ -54,8 +44,20 @@ class Added(unittest.TestCase):
         text = self.made(generator.field_table)
         self.assertEqual(text.count('FLASH3_FIELD(side, .words = "left far_right")'), 2)
         self.assertEqual(text.count("FLASH3_FIELD(plain, .is_flag = true)"), 2)
-        self.assertEqual(text.count('FLASH3_FIELD(slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads")'), 2)
-        self.assertEqual(text.count('visit("slopes", &Params::slopes, problem.slopes.data, false)'), 2)
+        self.assertEqual(text.count('FLASH3_FIELD(slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", '
+                                    '.without = "qv tree_mask", .is_cpu_alone = true)'), 2)
+        self.assertEqual(text.count("&Params::slopes, problem.slopes)"), 2)
+
+    def test_views(self):
+        text = self.made(generator.added_views)
+        self.assertEqual(text.count("  HeadsView slopes;\n"), 1)
+        self.assertLess(text.index("slopes"), text.index("struct AddedForwardViews"))
+        self.assertIn("LseView max_logits;", text)
+
+    def test_case_ids(self):
+        text = self.made(generator.case_ids)
+        for line in ("/slopes=heads", "/slopes=batch_heads", "/max_logits=rows"):
+            self.assertIn(f'"{line}"\n', text)
 
     def test_schemas(self):
         added = ", int side=0, bool plain=False, Tensor? slopes=None)"
@@ -75,7 +77,8 @@ class Added(unittest.TestCase):
 
     def test_what_a_list_places_comes_once(self):
         names = list(self.headers.expanded("forward", "q mask_alignment mask …", True))
-        self.assertEqual(names, ["q", "mask_alignment", "mask", "max_logits", "side", "plain", "slopes"])
+        added = [f.name for f in self.before.added("forward") if f.name not in ("mask_alignment", "mask")]
+        self.assertEqual(names, ["q", "mask_alignment", "mask", *added, "side", "plain", "slopes"])
 
     def test_python(self):
         made = {}
@@ -84,30 +87,30 @@ class Added(unittest.TestCase):
         self.assertEqual(made["OPTIONS"]["backward"]["side"], "enumeration")
         self.assertIn("slopes", made["TENSORS"]["forward"])
         self.assertEqual(made["DTYPE_OF"]["slopes"], "float32")
+        self.assertEqual(made["ADDED"]["backward"]["slopes"], "heads batch_heads")
+        self.assertEqual(made["ABOUT"]["slopes"], "[heads_q] or [batch, heads_q] float32: of each head * key. Not with qv, tree_mask. On the CPU "
+                                                  "alone. None: none.")
         for function in made["SIGNATURES"].values():
             self.assertEqual([function[name] for name in ("side", "plain", "slopes")], ["left", False, None])
         self.assertEqual(made["ForwardParams"]._fields_[-1][0], "slopes")
 
     def test_results_are_for_given_memory_alone(self):
-        text = with_fields(generator.header_text(), "forward", "  flash3_tensor most; /**< [heads_q] */\n")
-        with unittest.mock.patch.object(calls, "ADDED_TENSORS", self.known), \
-                with_tensors(most=(("forward",), calls.AddedTensor("rows", written=True))):
-            headers = generator.Headers(text)
+        text = with_fields(generator.header_text(), "forward", "  /** Written: [heads_q] float32: most. */\n  flash3_tensor most;\n")
+        headers = generator.Headers(text)
         self.assertTrue(generator.schema(headers, "forward_out").endswith("!)? most=None) -> ()"))
         self.assertEqual(generator.schema(headers, "forward"), generator.schema(self.before, "forward"))
         made = generator.python_fields(headers)
         self.assertEqual(made.count('"most": None'), 2)  # of attention and of attention_with_kv_cache
 
     def test_tensors_need_a_description(self):
-        text = with_fields(generator.header_text(), "forward", "  flash3_tensor most;\n")
-        with unittest.mock.patch.object(calls, "ADDED_TENSORS", self.known):
-            with self.assertRaisesRegex(SystemExit, "forward_params.most is a tensor that calls.ADDED_TENSORS lacks"):
-                generator.Headers(text)
-            for shapes in ("", "heads tokens"):
-                with with_tensors(most=(("forward",), calls.AddedTensor(shapes))), self.assertRaisesRegex(SystemExit, "most the shapes"):
-                    generator.Headers(text)
-            with with_tensors(none=(("forward",), calls.AddedTensor("heads"))), self.assertRaisesRegex(SystemExit, "none is no tensor"):
-                generator.Headers(generator.header_text())
+        def headers_with(comment):
+            return generator.Headers(with_fields(generator.header_text(), "forward", f"  /** {comment} */\n  flash3_tensor most;\n"))
+        for comment in ("of each head", "[heads_q]: of each", "[tokens] float32: of each", "[heads_q] or [tokens] float32: of each",
+                        "[batch, heads_q] or [batch, heads_q, seq_q] float32: two of two dimensions where rows are packed"):
+            with self.assertRaisesRegex(SystemExit, "forward_params.most is a tensor whose comment does not begin with its shapes"):
+                headers_with(comment)
+        with self.assertRaisesRegex(SystemExit, "most does not go with key_mask, which is no field"):
+            headers_with("[heads_q] float32: of each. Not with key_mask.")
 
     def test_what_cannot_be_read(self):
         for field in ("double x;", "int32_t x, y;", "int32_t x[2];"):

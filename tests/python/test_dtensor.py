@@ -29,6 +29,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh  # noqa: E402
 
 import flash3  # noqa: E402
+from flash3._fields import ADDED  # noqa: E402
 
 B, S, D = 4, 12, 16
 WHOLE, BATCH, HEADS = Replicate(), Shard(0), Shard(2)  # of [batch, seq, heads, dim]
@@ -187,6 +188,19 @@ def cases(mesh):
                     attention(*sharded, max_logits=tensor, **options)
         with pytest.raises(NotImplementedError, match="max_logits is a DTensor"):
             attention(q, k, v, max_logits=distribute_tensor(largest, mesh, [Shard(0)] * mesh.ndim))
+
+    @add("tensors that the headers have gained")
+    def _():
+        for name, shapes in ADDED["forward"].items():
+            for shape, where in itertools.product(set(shapes.split()) - {"rows"}, (BATCH, HEADS)):
+                x = torch.rand(8) if shape == "heads" else torch.rand(B, 8)
+                q, k, v = (x.detach() for x in tensors(8, 4))
+                own = Replicate() if where == BATCH and shape == "heads" else Shard(0 if where == BATCH or shape == "heads" else 1)
+                given = [distribute_tensor(x, mesh, [where] * mesh.ndim) for x in (q, k, v)]
+                sharded = distribute_tensor(x, mesh, [own] * mesh.ndim)
+                with no_communication():
+                    out = flash3.attention(*given, **{name: sharded})
+                torch.testing.assert_close(whole(out), flash3.attention(q, k, v, **{name: x}))
 
     @add("compiled")
     def _():

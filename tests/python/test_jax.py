@@ -22,6 +22,7 @@ if not (pathlib.Path(flash3.__file__).parent / "libflash3_jax.so").exists():
     pytest.skip("flash3 was built without jaxlib's headers", allow_module_level=True)
 
 from flash3 import _jax
+from flash3._fields import ADDED
 from flash3.jax import dot_product_attention
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -151,6 +152,39 @@ def test_lengths(place, lengths_q, lengths_k, options):
         if lengths is not None:
             given[name] = jnp.asarray(lengths, jnp.int32)
     check(place[0], [(2, 20, 4, 16)] + [(2, 20, 2, 16)] * 2, given, dict(options, lengths_q=lengths_q, lengths_k=lengths_k))
+
+
+@pytest.mark.parametrize("name", ADDED["forward"])
+def test_tensors_that_the_headers_have_gained(place, device, name):
+    """Each reaches the call and its gradients, in each of its shapes that is not that of rows, also under vmap."""
+    if device != "cpu":
+        pytest.skip("some are for the CPU alone")
+    q, k, v = make("float32", (2, 20, 4, 16), (2, 30, 2, 16), (2, 30, 2, 16))
+    options = {"causal": True, "mask_alignment": "top_left"}
+    plain = flash3.attention(q, k, v, **options)
+    for shape in set(ADDED["forward"][name].split()) - {"rows"}:
+        x = torch.linspace(0.01, 0.5, 8).reshape(2, 4)[:1 if shape == "heads" else 2].squeeze()
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        wanted = flash3.attention(*leaves, **options, deterministic=True, **{name: x})
+        assert (wanted - plain).abs().max() > 1e-3
+
+        def call(q, k, v, x):
+            return dot_product_attention(q, k, v, is_causal=True, deterministic=True, **{name: x})
+        arrays = [to_jax(x) for x in (q, k, v)]
+        out, pull = jax.vjp(lambda *tensors: call(*tensors, to_jax(x)), *arrays)
+        np.testing.assert_array_equal(np.asarray(out), wanted.detach().numpy())
+        for got, gradient in zip(pull(2 * out), torch.autograd.grad(wanted.square().sum(), leaves)):
+            np.testing.assert_allclose(np.asarray(got), gradient.numpy(), atol=1e-5)
+        mapped = jax.vmap(call)(*(jnp.stack([a, a]) for a in arrays), jnp.stack([to_jax(x), 2 * to_jax(x)]))
+        np.testing.assert_array_equal(np.asarray(mapped[0]), np.asarray(out))
+        np.testing.assert_array_equal(np.asarray(mapped[1]), flash3.attention(q, k, v, **options, **{name: 2 * x}).numpy())
+    assert f"{name}, " in dot_product_attention.__doc__
+
+
+def test_unknown_arguments_are_refused(place):
+    q, k, v = (to_jax(x) for x in make("float32", *[(1, 4, 2, 16)] * 3))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'slopes'"):
+        dot_product_attention(q, k, v, slopes=q)
 
 
 def test_like_jaxs_own_and_without_batch(place):

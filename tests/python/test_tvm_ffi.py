@@ -10,6 +10,7 @@ import pytest
 
 import flash3
 from flash3 import arrays
+from flash3._fields import ADDED
 
 LIBRARY = os.environ.get("FLASH3_TVM_FFI_LIBRARY")
 tvm_ffi = pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
@@ -55,6 +56,26 @@ def test_forward_and_backward(module, named, dtype):
     named.backward(wanted, q, k, v, out, lse, *made[:3], dsink=made[3], **options, window_left=7, deterministic=True)
     for a, b in zip(made, flash3.attention_backward(wanted, q, k, v, out, lse, **options, window=(7, None), deterministic=True)):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ADDED["forward"])
+def test_tensors_that_the_headers_have_gained(named, name):
+    """Each reaches the call, in each of its shapes that is not that of rows, forward and backward."""
+    q, k, v = make()
+    out, lse = np.empty_like(q), np.empty((2, 4, 33), np.float32)
+    plain = flash3.attention(q, k, v, causal=True)
+    for shape in set(ADDED["forward"][name].split()) - {"rows"}:
+        given = {name: np.linspace(0.01, 0.5, 8, dtype=np.float32).reshape(2, 4)[:1 if shape == "heads" else 2].squeeze()}
+        named.forward(q, k, v, out, lse, causal=True, **given)
+        wanted, wanted_lse = flash3.attention(q, k, v, causal=True, return_lse=True, **given)
+        np.testing.assert_array_equal(out, wanted)
+        assert np.abs(out - plain).max() > 1e-3
+        if name not in ADDED["backward"]:
+            continue
+        made = [np.empty_like(x) for x in (q, k, v)]
+        named.backward(out, q, k, v, out, lse, *made, causal=True, deterministic=True, **given)
+        for a, b in zip(made, flash3.attention_backward(wanted, q, k, v, wanted, wanted_lse, causal=True, deterministic=True, **given)):
+            np.testing.assert_array_equal(a, b)
 
 
 def test_strides_and_lengths(named):

@@ -98,6 +98,17 @@ inline std::string to_text(const AddedOptions& options) {
   return text;
 }
 
+// How an id has each of them: a line each, "name=<n>" or "name=heads|rows".
+inline std::string added_options_help() {
+  std::string text;
+  const AddedOptions none;
+  AddedOptions::visit(none, [&](const ParamField& field, int64_t) {
+    text.append("\n").append(field.name).append(field.shapes.empty() ? "=<n>" : "=");
+    for (const char c : field.shapes) text += c == ' ' ? '|' : c;
+  });
+  return text;
+}
+
 // Reads one of them, without the "/"; false if it says nothing of the kind.
 inline bool parse_added(std::string_view text, AddedOptions* options) {
   const size_t equals = text.find('=');

@@ -4,8 +4,10 @@
 #include <iterator>
 #include <limits>
 
+#include "cases/added_tensors.hpp"
 #include "cases/sequences.hpp"
 #include "cases/table.hpp"
+#include "core/kept.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -335,15 +337,25 @@ void draw_data_mask(Draw& d, Case* c) {
     c->mask.block_rows = d.of(kBlocks), c->mask.block_keys = d.of(kBlocks);
 }
 
+// A field's own draw, so that a new field changes no other's.
+Draw draw_of(const ParamField& field, uint64_t seed) {
+  Hash name;
+  for (const char c : field.name) name.add(static_cast<unsigned char>(c));
+  return {seed, name.key()};
+}
+
 // Options and tensors without a member of a case: flags, values of enums, shapes. A tree is a mask
 // of its own.
 void draw_added(Draw& d, Case* c) {
   if (c->quantize) return;
+  const auto first = static_cast<uint64_t>(d.below(int64_t{1} << 62));
   AddedOptions::visit(c->added, [&](const ParamField& field, int64_t& value) {
+    Draw own = draw_of(field, first);
     if (c->tree && field.kind != FieldKind::kTensor) return;
+    if (field.kind == FieldKind::kTensor && !goes_with(*c, field)) return;
     if (c->backward && !find_field<flash3_backward_params>(field.name)) return;
     const int64_t values = count_values(field);
-    if (values > 1 && d.percent(30)) value = d.between(1, values - 1);
+    if (values > 1 && own.percent(30)) value = own.between(1, values - 1);
   });
 }
 

@@ -7,6 +7,9 @@
 #include <string>
 #include <utility>
 
+#include "cases/added_tensors.hpp"
+#include "cases/tensors.hpp"
+
 namespace flash3::cases {
 namespace {
 
@@ -218,24 +221,44 @@ std::vector<Case> with_unrounded(std::vector<Case> cases) {
   return cases;
 }
 
-std::vector<Case> with_added_tensors(std::vector<Case> cases) {
+std::vector<Case> with_added_tensors(std::vector<Case> cases, flash3_backend backend) {
   constexpr size_t kEach = 8;
-  std::vector<AddedOptions> choices;
-  AddedOptions options;
-  AddedOptions::visit(options, [&](const ParamField& field, int64_t& value) {
-    if (field.kind == FieldKind::kTensor)
-      for (value = 1; value < count_values(field); ++value) choices.push_back(options);
-    value = 0;
-  });
-  if (choices.empty()) return cases;
+  struct Choice {
+    const ParamField& field;
+    int64_t value;
+  };
+  std::vector<Choice> choices;
+  for (const ParamField& field : added_fields<flash3_forward_params>())
+    if (field.kind == FieldKind::kTensor && !(field.is_cpu_alone && backend != FLASH3_BACKEND_CPU))
+      for (int64_t value = 1; value < count_values(field); ++value)
+        choices.push_back({field, value});
+  const auto takes = [](const Case& c, const ParamField& field) {
+    return (!c.backward || find_field<flash3_backward_params>(field.name)) && goes_with(c, field);
+  };
   size_t next = 0;
   for (size_t i = 0, count = cases.size(); i < count; i += kEach) {
     Case c = cases[i];
     if (c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) continue;
-    c.added = choices[next++ % choices.size()];
-    cases.push_back(c);
+    for (size_t tried = 0; tried < choices.size(); ++tried) {
+      const Choice& choice = choices[next++ % choices.size()];
+      if (!takes(c, choice.field)) continue;
+      *c.added.find(choice.field.name) = choice.value;
+      cases.push_back(c);
+      break;
+    }
   }
   return cases;
+}
+
+bool goes_with(const Case& c, const ParamField& tensor) {
+  if (!tensor.is_written && c.distribution == Distribution::kSpecial) return false;
+  if (tensor.without.empty()) return true;
+  const flash3_forward_params p = make_question(c);
+  for (int64_t i = 0; i < count_words(tensor.without); ++i) {
+    const ParamField* other = find_field<flash3_forward_params>(word_at(tensor.without, i));
+    if (other && other->kind == FieldKind::kTensor && other->tensor(&p)->ndim > 0) return false;
+  }
+  return true;
 }
 
 std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) {

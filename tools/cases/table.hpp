@@ -53,9 +53,10 @@ std::vector<Case> ragged_backward_case_table(Level level, std::span<const flash3
 // Some of the cases of 16 bits once more, with results in float32.
 std::vector<Case> with_unrounded(std::vector<Case> cases);
 
-// Some of the forward cases once more, with a tensor that a case has no member for, in each of its
-// shapes by turns. Cases of FP8 have none here: those that a backend refuses are not in a table.
-std::vector<Case> with_added_tensors(std::vector<Case> cases);
+// Some of the cases once more, with a tensor that a case has no member for and that the backend
+// takes, in each of its shapes by turns. Cases of FP8 have none here: those that a backend refuses
+// are not in a table.
+std::vector<Case> with_added_tensors(std::vector<Case> cases, flash3_backend backend);
 
 // What case_table() has of sinks, softcaps and chunks (options_table.cpp).
 std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes);

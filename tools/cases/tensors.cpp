@@ -60,8 +60,10 @@ flash3_tensor vector_view(flash3_dtype dtype, int64_t size) {
 flash3_tensor added_view(const Case& c, const ParamField& field, const SequenceLengths& rows) {
   const std::string_view shape = c.added.shape_of(field);
   if (shape.empty()) return {};
-  flash3_tensor view =
-      shape == "heads" ? vector_view({}, c.heads_q) : rows_lse_view(c, TensorName::kLse, rows);
+  flash3_tensor view = shape == "heads" ? vector_view({}, c.heads_q)
+                       : shape == "batch_heads"
+                           ? flash3_tensor{{}, {}, 2, {c.batch, c.heads_q}, {c.heads_q, 1}}
+                           : rows_lse_view(c, TensorName::kLse, rows);
   view.dtype = field.dtype == FLASH3_DTYPE_NONE ? c.dtype_of_out() : field.dtype;
   return view;
 }
@@ -77,14 +79,22 @@ void visit_added(const Case& c, const SequenceLengths& rows, Extras* extra, cons
       *extra);
 }
 
-// Inputs have N(0, 1), or what the case's distribution is, and outputs the pattern. In ragged
-// batches rows of no token are forbidden, but for those of outputs that the call fills.
+// Inputs are of all sizes from N(0, 1) down to a 128th of it, and outputs have the pattern. In
+// ragged batches rows of no token are forbidden, but for those of outputs that the call fills.
 void add_added(const Case& c, const SequenceLengths& rows, ExtraTensors* t) {
   uint64_t seed = c.seed + (uint64_t{1} << 45);
   visit_added(c, rows, t, [&](const ParamField& field, const flash3_tensor& view, auto& to) {
     to = guard(view, c.layout_of(TensorName::kLse).offset);
-    if (!field.is_written) fill_random(to.view, c.distribution, seed++);
-    if (view.ndim > 1 && c.is_ragged() && !(field.is_written && c.fill))
+    if (!field.is_written) {
+      const uint64_t own = seed++;
+      uint64_t i = 0;
+      for_each_row(to.view, [&](int64_t row) {
+        for (int64_t d = 0; d < view.shape[view.ndim - 1]; ++d, ++i)
+          store_float(to.view.data, view.dtype, row + d,
+                      std::ldexp(normal_value(own, i), -static_cast<int>(mix(own ^ i) % 8)));
+      });
+    }
+    if (c.added.shape_of(field) == "rows" && c.is_ragged() && !(field.is_written && c.fill))
       forbid_rows(&to, rows, c.batch, {RowUse::kUnused, RowUse::kOutside}, /*is_lse=*/true);
   });
 }

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "cases/added_options.hpp"
 #include "cases/text.hpp"
 #include "cli/commands.hpp"
 #include "cli/format.hpp"
@@ -17,7 +18,7 @@ namespace {
 
 using cases::in_quotes;
 
-constexpr const char* kCaseHelp =
+constexpr const char kCaseHelp[] =
     "A case, e.g. bf16/b2/q129/k1000/h4x2/d128/causal (repeatable)\n"
     "dtype/batch/seq_q/seq_k/heads[xheads_k]/dim[xdim_v]/mask, then options;\n"
     "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
@@ -35,8 +36,9 @@ constexpr const char* kCaseHelp =
     "quantize, with rotate rotary rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>,\n"
     "then .at<n> (elements off an aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0\n"
     "(stride 0) .wild (strides that are never used), e.g. k:bhsd.at3.heads0; one tensor's scales,\n"
-    "e.g. v:onescale; other fields of the call: <option>=<n>, <tensor>=<shape>, as in\n"
-    "mask_alignment=1, max_logits=rows or max_logits=heads";
+    "e.g. v:onescale; other fields of the call:";
+
+std::string case_help() { return kCaseHelp + cases::added_options_help(); }
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 constexpr int kMostJobs = 1 << 16;
 
@@ -204,7 +206,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       "ragged (ragged batches, sinks and softcaps beside dense calls), fp8 (e4m3\n"
       "tensors beside 16-bit ones), masks (masks as data, forward and backward, beside\n"
       "the causal, windowed, ragged or full call) or decode (calls on a KV cache)");
-  bench_app->add_option("--case", bench_options.cases, kCaseHelp);
+  bench_app->add_option("--case", bench_options.cases, case_help());
   bench_app->add_flag("--backward", bench_options.backward, "The backward of each case");
   bench_app->add_flag("--deterministic", bench_options.deterministic,
                       "Backward cases: the same bits each time");
@@ -346,7 +348,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                    "With --random: stop after this many problems, and print each")
       ->needs(random)
       ->check(in_range(1, 1e15));
-  verify_app->add_option("--case", verify_options.cases, kCaseHelp)
+  verify_app->add_option("--case", verify_options.cases, case_help())
       ->excludes("--ragged", "--quantize", "--decode", "--masks", "--length", "--input",
                  "--random");
   verify_app->add_option(
@@ -385,7 +387,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
 
   ExplainOptions explain_options;
   auto* explain_app = app.add_subcommand("explain", "Which kernel a case runs, and why");
-  explain_app->add_option("case,--case", explain_options.cases, kCaseHelp)->required();
+  explain_app->add_option("case,--case", explain_options.cases, case_help())->required();
   explain_app->add_option("--backend", explain_options.backend, kBackendHelp)
       ->capture_default_str();
   explain_app->add_flag("--backward", explain_options.backward, "The backward of each case");

@@ -48,13 +48,16 @@ std::vector<Case> table_of(const VerifyOptions& options, flash3_backend backend,
   const auto dtypes = cases::dtypes_of(backend);
   if (options.accuracy) return cases::accuracy_cases(level, options.lengths);
   if (options.quantize) return cases::quantize_case_table(level, dtypes);
-  if (options.decode) return cases::with_added_tensors(cases::cache_case_table(level, dtypes));
+  const auto with_added = [&](std::vector<Case> list) {
+    return cases::with_added_tensors(std::move(list), backend);
+  };
+  if (options.decode) return with_added(cases::cache_case_table(level, dtypes));
   if (options.masks) return mask_cases(level, dtypes, backend, options.backward);
   if (options.backward)
-    return options.ragged ? cases::ragged_backward_case_table(level, dtypes)
-                          : cases::backward_case_table(level, dtypes);
-  auto list = cases::with_added_tensors(options.ragged ? cases::ragged_case_table(level, dtypes)
-                                                       : cases::case_table(level, dtypes));
+    return with_added(options.ragged ? cases::ragged_backward_case_table(level, dtypes)
+                                     : cases::backward_case_table(level, dtypes));
+  auto list = with_added(options.ragged ? cases::ragged_case_table(level, dtypes)
+                                        : cases::case_table(level, dtypes));
   if (!takes_fp8(backend)) return list;
   for (const Case& c : cases::fp8_case_table(level, options.ragged)) list.push_back(c);
   return list;

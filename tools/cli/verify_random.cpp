@@ -11,6 +11,7 @@
 #include <stop_token>
 #include <thread>
 
+#include "cases/added_tensors.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
@@ -37,6 +38,7 @@ bool takes(flash3_backend backend, const Case& c) {
   if (backend == FLASH3_BACKEND_HOPPER && has_fp8_keys &&
       (c.added["max_logits"] != 0 || (c.mask.given() && (c.softcap > 0 || c.kv8))))
     return false;
+  if (!cases::takes_added_tensors(backend, c)) return false;
   const auto dtypes = cases::dtypes_of(backend);
   return c.dtype == FLASH3_FLOAT8_E4M3 ||
          std::find(dtypes.begin(), dtypes.end(), c.dtype) != dtypes.end();
@@ -183,8 +185,10 @@ RandomCounts run_random_problems(const VerifyOptions& options, flash3_backend ba
         counts.forward, counts.backward, counts.quantize, run.seconds(),
         static_cast<double>(counts.all()) / run.seconds());
   if (counts.left_out > 0)
-    print("; {} left out, of float32 or of FP8 with max_logits or a mask, which {} does not take",
-          counts.left_out, flash3_backend_name(backend));
+    print(
+        "; {} left out, which {} does not take: of float32, of FP8 with max_logits or a mask, or "
+        "with a tensor for the CPU alone",
+        counts.left_out, flash3_backend_name(backend));
   print("\n{} passed, {} failed\n", counts.all() - counts.failed, counts.failed);
   return counts;
 }

@@ -3,153 +3,24 @@
 """Writes what repeats the fields of a call, from the C headers and the table in calls.py:
 
     src/core/fields.hpp                  each params struct as a table of fields: names, kinds, offsets
+    src/core/added_views.hpp             what problems hold of the tensors that the headers have gained
     include/flash3/calls.hpp             flash3.hpp's structs of arguments
     bindings/torch/operators.hpp         the schemas of torch's operators, and which argument goes to which field
     bindings/tvm_ffi/signatures.hpp      the same of TVM-FFI's functions
     bindings/python/flash3/_fields.py    the structs for ctypes, and what Python's functions take
+    fuzz/case_id.dict                    at its end: what a case's id says of those tensors
 
---check compares instead, and fails where a file is stale (gate.call_fields). A field is read as its C type says; an int32_t whose comment
-begins with "1:" is a flag, and one whose comment begins with an enum's name has its values.
+--check compares instead, and fails where a file is stale (gate.call_fields). headers.py says what of a field's comment is read.
 """
 import argparse
 import difflib
-import pathlib
 import re
 import sys
-from typing import NamedTuple
 
 import calls
+from headers import KINDS, ROOT, Headers, declarations, header_text  # noqa: F401  the last for the tests
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTICE = "Written by tools/codegen/call_fields.py from the C headers and tools/codegen/calls.py; not to be edited."
-
-KINDS = {"flash3_tensor": "tensor", "float": "number", "int32_t": "int32", "int64_t": "int64", "uint64_t": "uint64", "size_t": "size",
-         "void*": "pointer", "const flash3_schedule*": "schedule", "const flash3_mask*": "mask"}
-
-
-class Field(NamedTuple):
-    name: str
-    type: str
-    kind: str  # of KINDS, or flag, enumeration
-    enum: str  # of an enumeration
-    written: bool
-    dtype: str = ""  # of a tensor that has one alone
-    shapes: str = ""  # of a tensor that calls.py describes
-
-    @property
-    def is_option(self):
-        return self.kind != "tensor" and self.name not in calls.CONTEXT.split()
-
-
-# ---- the headers ----
-
-def header_text():
-    folder = ROOT / "include/flash3"
-    return "\n".join((folder / name).read_text(encoding="utf-8") for name in calls.HEADERS if (folder / name).exists())
-
-
-def enums_of(text):
-    """{enum: [(name, value), …]}"""
-    found = {}
-    for name, body in re.findall(r"typedef enum (\w+)[^{]*\{(.*?)\}\s*\w+;", text, re.S):
-        body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
-        found[name] = [(entry, int(value)) for entry, value in re.findall(r"(\w+)\s*=\s*(-?\d+)", body)]
-    return found
-
-
-def words_of(enum, values):
-    """What Python calls an enum's values, by number."""
-    if enum in calls.WORDS:
-        return calls.WORDS[enum]
-    if [value for _, value in values] != list(range(len(values))):
-        raise SystemExit(f"the values of {enum} are not 0, 1 …: give its words in calls.py")
-    parts = [name.split("_") for name, _ in values]
-    common = next(i for i, column in enumerate(zip(*parts)) if len(set(column)) > 1)
-    return tuple("_".join(part[common:]).lower() for part in parts)
-
-
-def declarations(body):
-    """(type, name, comment) of each field of a struct."""
-    found, before = [], ""
-    for comment, declaration in re.findall(r"/\*(.*?)\*/|([^;/]+);", body, re.S):
-        if declaration:
-            match = re.fullmatch(r"\s*((?:const )?\w+\s*\*?)\s*(\w+)\s*", declaration)
-            if not match:
-                raise SystemExit(f"a field that call_fields.py cannot read: {declaration.strip()}")
-            found.append([re.sub(r"\s+\*", "*", match[1].strip()), match[2], before])
-            before = ""
-        elif comment.startswith("*<"):
-            found[-1][2] = comment[2:].strip()
-        else:
-            before = comment.lstrip("*").strip()
-    return found
-
-
-def fields_of(text, enums):
-    """{call: [Field, …]}"""
-    structs = {call: declarations(re.search(rf"typedef struct flash3_{call}_params \{{(.*?)\}} flash3_{call}_params;", text, re.S)[1])
-               for call in calls.CALLS}
-    comments = {}  # what one struct says of a name holds for the others, which refer to it
-    for struct in structs.values():
-        for _, name, comment in struct:
-            if re.match(r"1:|flash3_\w+\b", comment):
-                comments.setdefault(name, comment)
-
-    def field(call, type, name):
-        if type not in KINDS:
-            raise SystemExit(f"flash3_{call}_params.{name} has the type {type}, which call_fields.py does not know")
-        kind, enum = KINDS[type], re.match(r"flash3_\w+", comments.get(name, ""))
-        if kind == "int32" and comments.get(name, "").startswith("1:"):
-            kind = "flag"
-        enum = enum[0] if kind == "int32" and enum and enum[0] in enums else ""
-        if tensor := calls.ADDED_TENSORS[call].get(name):
-            return Field(name, type, kind, "", tensor.written, tensor.dtype, tensor.shapes)
-        dtype = next((dtype for dtype, names in calls.DTYPES.items() if name in names.split()), "")
-        return Field(name, type, "enumeration" if enum else kind, enum, name in calls.WRITTEN[call].split(), dtype)
-    return {call: [field(call, type, name) for type, name, _ in struct] for call, struct in structs.items()}
-
-
-def check_added_tensors(headers):
-    """calls.py describes the tensors that the headers have gained, and no others."""
-    for call in calls.CALLS:
-        added = {f.name: f for f in headers.added(call) if f.kind == "tensor"}
-        for name in sorted(added.keys() ^ calls.ADDED_TENSORS[call].keys()):
-            raise SystemExit(f"flash3_{call}_params.{name} is " + ("a tensor that calls.ADDED_TENSORS lacks" if name in added else
-                                                                 "no tensor after those of calls.LISTED, but calls.ADDED_TENSORS has it"))
-        for f in added.values():
-            if not f.shapes.split() or set(f.shapes.split()) - set(calls.SHAPES):
-                raise SystemExit(f"calls.ADDED_TENSORS gives flash3_{call}_params.{f.name} the shapes {f.shapes!r}; there are {', '.join(calls.SHAPES)}")
-
-
-class Headers:
-    def __init__(self, text=None):
-        text = header_text() if text is None else text
-        enums = enums_of(text)
-        self.fields = fields_of(text, enums)
-        used = {f.enum for fields in self.fields.values() for f in fields if f.enum}
-        self.values = {enum: [name for name, _ in enums[enum]] for enum in used}
-        self.words = {enum: words_of(enum, enums[enum]) for enum in sorted(used)}
-        check_added_tensors(self)
-
-    def field(self, call, name):
-        return next((f for f in self.fields[call] if f.name == name), None)
-
-    def added(self, call):
-        """The fields after those that calls.py lists."""
-        names = [f.name for f in self.fields[call]]
-        return self.fields[call][names.index(calls.LISTED[call]) + 1:]
-
-    def expanded(self, call, names, results, context=False):
-        """A list of calls.py, with what the headers have gained since and the list does not place itself; results: tensors that the call
-        writes too; context: what is no option too."""
-        listed = names.split()
-        for name in listed:
-            if name != "…":
-                yield name
-                continue
-            yield from (f.name for f in self.added(call) if f.name not in listed and (results or not f.written) and
-                        (context or f.name not in calls.CONTEXT.split()))
-
 
 # ---- C++ ----
 
@@ -164,23 +35,39 @@ def field_table(headers):
                 ("is_written", "true" if f.written else ""), ("is_context", "true" if f.name in calls.CONTEXT.split() else ""),
                 ("is_flag", "true" if f.kind == "flag" else ""), ("is_rows", "true" if f.name in calls.ROWS.split() else ""),
                 ("dtype", f"FLASH3_{f.dtype.upper()}" if f.dtype else ""), ("words", f'"{words(headers, f)}"' if f.enum else ""),
-                ("shapes", f'"{f.shapes}"' if f.shapes else "")) if value)
+                ("shapes", f'"{f.shapes}"' if f.shapes else ""), ("without", f'"{f.without}"' if f.without else ""),
+                ("is_cpu_alone", "true" if f.cpu_alone else "")) if value)
             lines.append(f"    FLASH3_FIELD({f.name}{options}),")
         listed = len(fields) - len(headers.added(call))
-        lines += ["  };", f"  static constexpr size_t kListed = {listed};  // those that calls.py places", *added_tensors(fields, listed), "};", ""]
+        lines += ["  };", f"  static constexpr size_t kListed = {listed};  // those that calls.py places", *added_tensors(fields, listed), "};",
+                  ""]
     return "\n".join([*lines, "}  // namespace flash3", ""])
 
 
 def added_tensors(fields, listed):
     """The visitor of the tensors after those that calls.py places."""
-    tensors = [f for f in fields[listed:] if f.kind == "tensor"]
-    if not tensors:
+    visits = [f"visit(kFields[{at}], &Params::{f.name}, problem.{f.name})" for at, f in enumerate(fields) if at >= listed and f.kind == "tensor"]
+    if not visits:
         return []
-    visits = [f'visit("{f.name}", &Params::{f.name}, problem.{f.name}.data, {str(f.written).lower()})' for f in tensors]
-    return ["  // Calls visit(name, member, address, is_written) for each tensor after those, until one returns false; a problem has its",
-            "  // address in the member of the same name.", "  template <class Problem, class Visit>",
+    return ["  // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the",
+            "  // member of the same name (core/added_views.hpp).", "  template <class Problem, class Visit>",
             "  static bool visit_added_tensors(Problem& problem, const Visit& visit) {",
             "    return " + " &&\n           ".join(visits) + ";", "  }"]
+
+
+def added_views(headers):
+    """The views of those tensors that forward and backward problems hold: one struct of what both have, and one each of the rest."""
+    of = {call: headers.added_tensors(call) for call in ("forward", "backward")}
+    names = {call: {f.name for f in fields} for call, fields in of.items()}
+    both = names["forward"] & names["backward"]
+    lines = [f"// {NOTICE}", "// What a problem holds of each tensor of flash3_forward_params and flash3_backward_params that calls.py does not place.",
+             "#pragma once", "", "#include \"core/tensor_view.hpp\"", "", "namespace flash3 {", ""]
+    for struct, about, fields in (("AddedViews", "Of forward and backward calls", [f for f in of["forward"] if f.name in both]),
+                                  ("AddedForwardViews", "Of forward calls alone", [f for f in of["forward"] if f.name not in both]),
+                                  ("AddedBackwardViews", "Of backward calls alone", [f for f in of["backward"] if f.name not in both])):
+        lines += [f"// {about}.", f"struct {struct} {{", *(f"  {'LseView' if 'rows' in f.shapes.split() else 'HeadsView'} {f.name};" for f in fields),
+                  "};", ""]
+    return "\n".join([*lines, "}  // namespace flash3", ""])
 
 
 def constant(name):
@@ -240,13 +127,13 @@ def tvm_signatures(headers):
     return "\n".join([*lines, "};", "", "}  // namespace flash3_tvm_ffi", ""])
 
 
-def wrapped(names, indent):
+def wrapped(names, indent, width=110):
     """String literals of these names, a line each."""
     names = list(names)
     lines, line = [], ""
     for i, name in enumerate(names):
         piece = name + (" " if i + 1 < len(names) else "")
-        if len(line) + len(piece) > 110 - indent:
+        if len(line) + len(piece) > width - indent:
             lines.append(line)
             line = ""
         line += piece
@@ -352,7 +239,15 @@ def python_fields(headers):
             else:
                 lines += filled(f'    "{call}": (', [f'"{f.name}"' for f in chosen], "),")
         lines.append("}")
-    lines += ["", "# Tensors of one dtype alone.", "DTYPE_OF = {"]
+    lines += ["", "# Of each call the tensors after those that calls.py places, which it reads, and the shapes that they may have.", "ADDED = {"]
+    for call in calls.CALLS:
+        chosen = [f for f in headers.added_tensors(call) if not f.written]
+        lines += filled(f'    "{call}": {{', [f'"{f.name}": "{f.shapes}"' for f in chosen], "},")
+    lines += ["}", "", "# What the docstrings say of such tensors, written or not.", "ABOUT = {"]
+    for f in {f.name: f for call in calls.CALLS for f in headers.added_tensors(call)}.values():
+        lines += [f'    "{f.name}":', *wrapped(about_in_python(f).split(), 8, 130)]
+        lines[-1] += ","
+    lines += ["}", "", "# Tensors of one dtype alone.", "DTYPE_OF = {"]
     dtypes = {f.name: f.dtype for fields in headers.fields.values() for f in fields if f.dtype}
     lines += [line for each in dict.fromkeys(dtypes.values()) for line in filled(
         "    ", [f'"{name}": "{dtype}"' for name, dtype in dtypes.items() if dtype == each], ",")]
@@ -361,6 +256,15 @@ def python_fields(headers):
         entries = [f'"{name}": {python_default(headers, call, name)!r}'.replace("'", '"') for name in headers.expanded(call, names, True)]
         lines += filled(f'    "{function}": {{', entries, "},")
     return "\n".join([*lines, "}", ""])
+
+
+def about_in_python(field):
+    """A tensor's description as a docstring has it."""
+    text = field.about
+    for c, python in (("·", "*"), ("−∞", "-inf"), ("−", "-"), ("All zero:", "None:")):
+        text = text.replace(c, python)
+    shapes = " or ".join(shape for word in field.shapes.split() for shape, name in calls.SHAPES.items() if name == word)
+    return f"{shapes} {field.dtype}: {'the call writes ' if field.written else ''}{text}"
 
 
 def python_default(headers, call, name):
@@ -386,13 +290,25 @@ def filled(head, entries, tail, width=140):
     return [*lines, line if entries else head + tail]
 
 
+def case_ids(headers):
+    """The end of a dictionary for fuzzers of case ids."""
+    path = ROOT / CASE_IDS
+    head = path.read_text(encoding="utf-8").partition(f"# {NOTICE}")[0]
+    ids = [f'"/{f.name}={shape}"' for f in headers.added_tensors("forward") for shape in f.shapes.split()]
+    return "\n".join([f"{head}# {NOTICE}", *ids, ""])
+
+
 # ---- files ----
 
-def spdx(text):
-    return text if text.startswith("# SPDX") else f"// SPDX-License-Identifier: Apache-2.0\n// clang-format off\n{text}"
+CASE_IDS = "fuzz/case_id.dict"
 
 
-FILES = {"src/core/fields.hpp": field_table, "include/flash3/calls.hpp": cpp_structs, "bindings/torch/operators.hpp": torch_operators,
+def spdx(file, text):
+    return text if not file.endswith(".hpp") else f"// SPDX-License-Identifier: Apache-2.0\n// clang-format off\n{text}"
+
+
+FILES = {"src/core/fields.hpp": field_table, "src/core/added_views.hpp": added_views, CASE_IDS: case_ids,
+         "include/flash3/calls.hpp": cpp_structs, "bindings/torch/operators.hpp": torch_operators,
          "bindings/tvm_ffi/signatures.hpp": tvm_signatures, "bindings/python/flash3/_fields.py": python_fields}
 
 
@@ -402,7 +318,7 @@ def main():
     args = parser.parse_args()
     headers, stale = Headers(), 0
     for file, make in FILES.items():
-        path, text = ROOT / file, spdx(make(headers))
+        path, text = ROOT / file, spdx(file, make(headers))
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         if old == text:
             continue

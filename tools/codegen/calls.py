@@ -2,30 +2,16 @@
 """What the bindings' functions take of a call's fields, and in which order: the one table that call_fields.py reads beside the C headers.
 
 A field that the headers gain after those of LISTED has no place here: every function of its call takes it last, in the headers' order, under
-its own name. Of a number nothing else need be said, and a tensor has its line in ADDED_TENSORS. What any other line says is an order that callers
-depend on, or what a C type cannot say.
+its own name, and the header's comment says the rest. What a line here says is an order that callers depend on, or what a C type cannot say.
 """
-from typing import NamedTuple
-
 HEADERS = ("types.h", "flash3.h", "quantize.h", "merge.h", "mask.h")
 CALLS = ("forward", "backward", "quantize", "merge", "mask")
 
 # The last field of each call whose place in the functions below is written out.
 LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "workspace_size", "merge": "workspace_size", "mask": "seqused_k"}
 
-
-
-class AddedTensor(NamedTuple):
-    shapes: str  # those that it may have, of SHAPES
-    dtype: str = ""  # the only one that it may have; "": any float's
-    written: bool = False  # a result, in memory that the caller gives where it is wanted; else an input
-
-
-# The tensors after those of LISTED.
-ADDED_TENSORS = {"forward": {"max_logits": AddedTensor("heads rows", "float32", written=True)},
-                 "backward": {}, "quantize": {}, "merge": {}, "mask": {}}
-# "heads": [heads_q]; "rows": as lse, [batch, heads_q, seq_q] or packed [heads_q, total_q].
-SHAPES = ("heads", "rows")
+# What the shapes are called that a tensor after those may have; rows are those of lse, and packed where lse is, [heads_q, total_q].
+SHAPES = {"[heads_q]": "heads", "[batch, heads_q]": "batch_heads", "[batch, heads_q, seq_q]": "rows"}
 
 # The others that a call writes; k and v are only written by a call with k_new.
 WRITTEN = {"forward": "out lse", "backward": "dq dk dv dsink", "quantize": "q_out k_out v_out q_scale k_scale v_scale", "merge": "out lse",

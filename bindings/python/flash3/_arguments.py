@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of flash3's functions as the arguments of torch's operators."""
 import torch
+from torch.autograd import forward_ad
 
-from ._fields import OPTIONS, SIGNATURES
+from ._fields import ADDED, OPTIONS, SIGNATURES
 from ._mask import check_mask
 from ._options import MAY_BE_NONE, number_of, number_of_word, refuse_unknown, rotation_seed, scale_or_default, window_sides
 from .arrays import check_schedule
@@ -97,6 +98,23 @@ def arguments_of(function, options):
 def with_defaults(operator, named, first=0):
     """The values of an operator's arguments from the first of these on, by position: for what takes no names."""
     return [named.get(a.name, a.default_value) for a in operator._schema.arguments[first:]]
+
+
+_ADDED = frozenset(ADDED["forward"])
+
+
+def refuse_added_gradients(arguments):
+    """Of tensors that the C headers have gained: those that a call reads have no gradient."""
+    if _ADDED.isdisjoint(arguments):
+        return
+    for name in _ADDED.intersection(arguments):
+        x = arguments[name]
+        if not isinstance(x, torch.Tensor):
+            continue  # the operator says so
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{name} has a tangent but flash3 has no forward-mode derivatives")
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise NotImplementedError(f"{name}.requires_grad = True but flash3 has no gradient of it; give it {name}.detach()")
 
 
 _NUMBERS, _SIDES = (int, float), ("window_left", "window_right")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from . import arrays
 from ._fields import OPTIONS, RESULTS, SIGNATURES, TENSORS
-from ._options import computes_fp8, given_options, takes_options
+from ._options import computes_fp8, describes_added, given_options, takes_options
 from ._results import check_dims as _check_dims, dtype_of_out as _dtype_of_out
 from ._support import support_of
 from ._tensors import E4M3, describe
@@ -44,6 +44,7 @@ class Gradients(NamedTuple):
 
 
 @takes_options
+@describes_added
 def attention(q, k, v, **options):
     """Exact attention: softmax(softmax_scale * q @ k^T + mask) @ v, without ever storing the scores.
 
@@ -90,10 +91,6 @@ def attention(q, k, v, **options):
         return_lse: return (out, lse); lse is [batch, heads_q, seq_q] float32, the natural logarithm of the softmax's sum.
         qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which is multiplied with v. Scores are then
             softmax_scale * (q @ k^T + qv @ v^T), and the default softmax_scale is 1/sqrt(head_dim + head_dim_v). No gradients, no FP8.
-
-        max_logits: a float32 tensor, [heads_q] or of lse's shape, to which the call writes the largest scaled and capped score of each
-            head or each row; -inf where there is none. On a GPU k and v must be of 16 bits. Results may then differ in their last
-            bits. No gradients.
         mask: a source of flash3.masks: query i sees the keys that both the source and the band (causal, window, chunk) allow. The mask
             is made once for this call's sizes and device, and kept. Or a Mask that was made for this call's sizes; the band must then
             be none, or the one of the mask. Arrays that are no torch tensors take a Mask alone. Not with qv or

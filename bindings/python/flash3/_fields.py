@@ -33,7 +33,7 @@ class ForwardParams(ctypes.Structure):
                 ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor), ("rotary_interleaved", ctypes.c_int32),
                 ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule)), ("qv", Tensor), ("fp8_sums", ctypes.c_int32),
                 ("tree_mask", Tensor), ("rotate", ctypes.c_int32), ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32),
-                ("max_logits", Tensor), ("mask", ctypes.POINTER(Mask))]
+                ("max_logits", Tensor), ("mask", ctypes.POINTER(Mask)), ("alibi_slopes", Tensor)]
 
 
 class BackwardParams(ctypes.Structure):
@@ -44,7 +44,8 @@ class BackwardParams(ctypes.Structure):
                 ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor),
                 ("seqused_q", Tensor), ("seqused_k", Tensor), ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64),
                 ("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64), ("dsink", Tensor),
-                ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32), ("mask", ctypes.POINTER(Mask))]
+                ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32), ("mask", ctypes.POINTER(Mask)),
+                ("alibi_slopes", Tensor)]
 
 
 class QuantizeParams(ctypes.Structure):
@@ -103,8 +104,9 @@ OPTIONS = {
 TENSORS = {
     "forward": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink", "q_scale", "k_scale", "v_scale",
                 "page_table", "cache_batch_idx", "leftpad_k", "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin",
-                "rotary_offsets", "qv", "tree_mask"),
-    "backward": ("dout", "dlse", "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink"),
+                "rotary_offsets", "qv", "tree_mask", "alibi_slopes"),
+    "backward": ("dout", "dlse", "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink",
+                 "alibi_slopes"),
     "quantize": ("q", "k", "v", "rotary_cos", "rotary_sin", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
     "merge": ("out_parts", "lse_parts", "sink"),
     "mask": ("ranges", "documents", "dense", "block_counts", "block_indices", "bits", "bit_blocks", "cu_seqlens_q", "cu_seqlens_k",
@@ -118,10 +120,31 @@ RESULTS = {
     "mask": (),
 }
 
+# Of each call the tensors after those that calls.py places, which it reads, and the shapes that they may have.
+ADDED = {
+    "forward": {"alibi_slopes": "heads batch_heads"},
+    "backward": {"alibi_slopes": "heads batch_heads"},
+    "quantize": {},
+    "merge": {},
+    "mask": {},
+}
+
+# What the docstrings say of such tensors, written or not.
+ABOUT = {
+    "max_logits":
+        "[heads_q] or [batch, heads_q, seq_q] float32: the call writes the largest score that each head saw, or each row, laid out "
+        "as lse: scaled, capped and less what alibi_slopes subtract; -inf where none was seen. The sink is no score. Where a score "
+        "is NaN, that of its row and of its head is undefined. On a GPU k and v are neither FP8 nor become it, and out and lse may "
+        "differ in their last bits from those of a call without. Has no gradient. None: not wanted.",
+    "alibi_slopes":
+        "[heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. slope * |i' - j| is subtracted from the scaled and capped "
+        "score of query i and key j, with i' as in Mask. Not with tree_mask. On the CPU alone. Has no gradient. None: none.",
+}
+
 # Tensors of one dtype alone.
 DTYPE_OF = {
-    "lse": "float32", "q_scale": "float32", "k_scale": "float32", "v_scale": "float32", "max_logits": "float32", "dlse": "float32",
-    "out_parts": "float32", "lse_parts": "float32",
+    "lse": "float32", "q_scale": "float32", "k_scale": "float32", "v_scale": "float32", "max_logits": "float32", "alibi_slopes": "float32",
+    "dlse": "float32", "out_parts": "float32", "lse_parts": "float32",
     "cu_seqlens_q": "int32", "cu_seqlens_k": "int32", "seqused_q": "int32", "seqused_k": "int32", "page_table": "int32",
     "cache_batch_idx": "int32", "leftpad_k": "int32", "cu_seqlens_k_new": "int32", "rotary_offsets": "int32", "ranges": "int32",
     "documents": "int32", "block_counts": "int32", "block_indices": "int32", "bit_blocks": "int32",
@@ -135,15 +158,15 @@ SIGNATURES = {
                   "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None, "seqused_k": None,
                   "deterministic": False, "q_scale": None, "k_scale": None, "v_scale": None, "out_dtype": None, "compute": None,
                   "rotation_seed": 0, "sm_margin": 0, "fp8_sums": "auto", "return_lse": False, "qv": None, "mask_alignment": "bottom_right",
-                  "max_logits": None, "mask": None},
+                  "max_logits": None, "alibi_slopes": None, "mask": None},
     "attention_backward": {"dlse": None, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None,
                            "cu_seqlens_q": None, "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None,
-                           "seqused_k": None, "deterministic": False, "mask_alignment": "bottom_right", "mask": None},
+                           "seqused_k": None, "deterministic": False, "mask_alignment": "bottom_right", "alibi_slopes": None, "mask": None},
     "attention_with_kv_cache": {"seqused_k": None, "page_table": None, "cache_batch_idx": None, "leftpad_k": None, "k_new": None,
                                 "v_new": None, "cu_seqlens_k_new": None, "rotary_cos": None, "rotary_sin": None, "rotary_offsets": None,
                                 "rotary_interleaved": False, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0,
                                 "chunk": 0, "sink": None, "cu_seqlens_q": None, "max_seqlen_q": None, "max_seqlen_k": None,
                                 "seqused_q": None, "q_scale": None, "k_scale": None, "v_scale": None, "rotate": False, "rotation_seed": 0,
                                 "sm_margin": 0, "schedule": None, "tree_mask": None, "out_dtype": None, "return_lse": False, "qv": None,
-                                "mask_alignment": "bottom_right", "max_logits": None},
+                                "mask_alignment": "bottom_right", "max_logits": None, "alibi_slopes": None},
 }

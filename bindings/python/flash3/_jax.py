@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _jax_mask, _library as _c
-from ._fields import OPTIONS
+from ._fields import ADDED, OPTIONS
 
 MINIMUM_JAX = (0, 7)
 DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn")
@@ -129,8 +129,8 @@ def _fold(name, x, is_mapped, size, batch):
 def _call(target, names, results, attributes):
     """A function of tensors with these names that runs a handler; results: {name: function of the tensors' shapes}.
 
-    Under vmap the mapped axis joins the batch, so that one call does all. A sink has no batch, nor have its gradient and some
-    scales of FP8: such calls are made one after the other, and so are those of which one could not take the masks without copies.
+    Under vmap the mapped axis joins the batch, so that one call does all. A sink has no batch, nor have its gradient, some
+    scales of FP8 and some tensors that the C headers have gained: such calls are made one after the other, and so are those of which one could not take the masks without copies.
     """
     @jax.custom_batching.custom_vmap
     def run(*tensors):
@@ -143,7 +143,7 @@ def _call(target, names, results, attributes):
     def rule(size, batched, *tensors):
         of_q = names.index("q")
         batch = tensors[of_q].shape[1 if batched[of_q] else 0]
-        if any(name == "sink" or name.endswith("_scale") or _jax_mask.is_copied(name, x, b, batch)
+        if any(name == "sink" or name in ADDED["forward"] or name.endswith("_scale") or _jax_mask.is_copied(name, x, b, batch)
                for name, x, b in zip(names, tensors, batched)):
             mapped = [x for x, b in zip(tensors, batched) if b]
 

@@ -4,9 +4,10 @@ import functools
 import inspect
 import math
 import operator
+import textwrap
 
 from . import _library as _c
-from ._fields import SIGNATURES
+from ._fields import ABOUT, SIGNATURES
 
 # Options whose default is None, or where it stands for none.
 MAY_BE_NONE = {name for options in SIGNATURES.values() for name, default in options.items() if default is None} | {"chunk"}
@@ -59,11 +60,29 @@ def lacks_options(of):
     return decorate
 
 
-def takes_options(function):
-    """Gives a function of **options the signature that help() shows."""
+def shows_options(function, defaults):
+    """Gives a function of **options the signature that help() shows; defaults: of its options."""
     own = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
     function.__signature__ = inspect.Signature([*own, *(
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in SIGNATURES[function.__name__].items())])
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in defaults.items())])
+    return function
+
+
+def takes_options(function):
+    """The same of a function whose options are those of SIGNATURES."""
+    return shows_options(function, SIGNATURES[function.__name__])
+
+
+def describes_added(function):
+    """Adds to a function's docstring, as the last of its arguments, the tensors that the C headers have gained."""
+    lines = (function.__doc__ or "").split("\n")  # none under python -OO
+    for end, line in enumerate(lines):
+        if line.strip() == "Returns:":
+            indent = line[:-len("Returns:")] + 4 * " "
+            lines[end - 1:end - 1] = [textwrap.fill(f"{name}: {about}", 140, initial_indent=indent, subsequent_indent=indent + 4 * " ")
+                                      for name, about in ABOUT.items()]
+            function.__doc__ = "\n".join(lines)
+            break
     return function
 
 

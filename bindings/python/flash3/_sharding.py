@@ -6,6 +6,7 @@ A sharding is valid where each rank's call has whole sequences, and query heads 
 import functools
 import itertools
 
+from ._fields import ADDED
 from ._torch import operators
 
 # What becomes of a tensor along one dimension of the mesh.
@@ -54,7 +55,7 @@ class _Problem:
         if kind == _WHOLE or name == "none":
             return Replicate()
         if kind == _BATCH:
-            return Replicate() if name == "sink" or name.endswith("_scale") and ndim == 1 else Shard(0)
+            return Replicate() if name in ("sink", *ADDED["forward"]) and ndim == 1 or name.endswith("_scale") and ndim == 1 else Shard(0)
         if kind == _QUERY_HEADS and name in ("dk", "dv"):
             return Partial()
         dim = self._heads_dim(name, ndim, kind)
@@ -64,6 +65,8 @@ class _Problem:
         """The dimension that is sharded; None: none."""
         if name == "sink":
             return 0
+        if name in ADDED["forward"]:  # [heads_q], [batch, heads_q], or as lse
+            return ndim - 2 if "rows" in ADDED["forward"][name].split() and ndim > 1 else ndim - 1
         if name in ("lse", "dlse"):
             return ndim - 2
         if name.startswith(("seqused_", "cu_seqlens_")):

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from ._arguments import arguments_of, signed, with_defaults
+from ._arguments import arguments_of, refuse_added_gradients, signed, with_defaults
 from ._build import NAME
 from ._fields import RESULTS, TENSORS
 from ._library import CANCELLED, CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
@@ -171,6 +171,7 @@ def _save_forward(ctx, inputs, output):
         raise NotImplementedError(_NO_FP8_GRADIENTS)
     if arguments.get("qv") is not None:
         raise NotImplementedError(_NO_QV_GRADIENTS)
+    refuse_added_gradients(arguments)
     save_forward(ctx, q, k, v, arguments, *output)
 
 
@@ -285,8 +286,6 @@ def autocast(q, k, v):
 
 _NO_FP8_GRADIENTS = ("FP8 has no gradients; compute=\"fp8\" takes 16-bit tensors and has theirs, and flash3.attention_backward "
                      "takes the tensors that became FP8")
-
-
 _NO_QV_GRADIENTS = ("there are no gradients of a call with qv; call it under torch.no_grad(), or give k and v with their rows side "
                     f"by side as k, up to {WITH_GRADIENTS} wide")
 
@@ -384,6 +383,7 @@ def run_forward(q, k, v, arguments, with_lse=True):
     sink, qv = arguments.get("sink"), arguments.get("qv")
     if qv is not None:
         _refuse_qv_gradients(q=q, k=k, v=v, sink=sink, qv=qv)
+    refuse_added_gradients(arguments)
     writes = [] if _WRITTEN.isdisjoint(arguments) else [name for name in RESULTS["forward"] if name in arguments]
     if writes:
         _refuse_shards(q=q, k=k, v=v, **arguments)

@@ -15,7 +15,8 @@ except ImportError as error:
 import numpy as np
 
 from . import _jax, _jax_mask
-from ._options import int64_of, number_of, number_of_word, rotation_seed as seed_of
+from ._fields import ABOUT, ADDED
+from ._options import int64_of, number_of, number_of_word, refuse_unknown, rotation_seed as seed_of, shows_options
 
 __all__ = ["dot_product_attention"]
 
@@ -70,7 +71,7 @@ def _sides(is_causal, local_window_size):
 def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False, query_seq_lengths=None,
                           key_value_seq_lengths=None, local_window_size=None, implementation=None, return_residual=False,
                           softcap=0.0, sink=None, deterministic=False, q_scale=None, k_scale=None, v_scale=None, compute=None,
-                          rotation_seed=0, q_segment_ids=None, kv_segment_ids=None):
+                          rotation_seed=0, q_segment_ids=None, kv_segment_ids=None, **added):
     """jax.nn.dot_product_attention by flash3: softmax(scale * query key^T) value.
 
     query is [batch, seq_q, heads_q, head_dim], key [batch, seq_k, heads_k, head_dim] and value [batch, seq_k, heads_k, head_dim_v], or
@@ -102,7 +103,9 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     same = query_seq_lengths is key_value_seq_lengths
     seqused_q = _lengths("query_seq_lengths", query_seq_lengths, batch)
     seqused_k = seqused_q if same else _lengths("key_value_seq_lengths", key_value_seq_lengths, batch)
-    more = {"sink": sink, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    for name in added.keys() - ADDED["forward"].keys():
+        refuse_unknown("dot_product_attention", name)
+    more = {"sink": sink, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, **added}
     tensors = {"q": q, "k": k, "v": v, **{name: jnp.asarray(x) for name, x in more.items() if x is not None}}
     tensors.update(_jax.given(seqused_q=seqused_q, seqused_k=seqused_k))
     lengths = {"query_seq_lengths": seqused_q, "key_value_seq_lengths": seqused_k}
@@ -116,3 +119,8 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     if jnp.ndim(query) == 3:
         out, lse = out[0], None if lse is None else lse[0]
     return (out, jnp.swapaxes(lse, -1, -2)) if return_residual else out
+
+
+shows_options(dot_product_attention, dict.fromkeys(ADDED["forward"]))
+if dot_product_attention.__doc__:
+    dot_product_attention.__doc__ += "".join(f"\n    {name}, {ABOUT[name]} JAX takes a gradient of it to be 0.\n" for name in ADDED["forward"])

@@ -227,7 +227,9 @@ class TaskRunner {
     const Index end = round_up(columns.end, kStep);
     float correction[kStripRows] = {};
     const bool capped = p_.softcap > 0;
-    const float scale = (capped ? p_.softcap : p_.softmax_scale) * float(kLog2E);
+    const float factor = capped ? p_.softcap : p_.softmax_scale;
+    const bool biased = p_.alibi_slopes.data != nullptr;
+    const float scale = biased ? float(kLog2E) : factor * float(kLog2E);
     Index query = rows.begin / group_, of_query = rows.begin % group_;
     for (Index i = 0; i < rows.size(); ++i) {
       // What this row does not see of what the softmax runs over is −∞ from here on.
@@ -241,6 +243,9 @@ class TaskRunner {
       float* scores = buffers_.scores + i * tile_.keys;
       if (capped)
         cap_row(scores, own_begin / kLanes * kLanes, own_end, p_.softmax_scale / p_.softcap);
+      if (biased)
+        subtract_distances(distances_of(rows.begin + i, tile), factor, own_begin / kLanes * kLanes,
+                           own_end, scores);
       std::fill(scores + begin, scores + own_begin, -kInfinity);
       std::fill(scores + own_end, scores + end, -kInfinity);
       if (sequence_.tree) hide_drafts(row_query, {tile + own_begin, tile + own_end}, scores - tile);
@@ -252,6 +257,13 @@ class TaskRunner {
                              buffers_.max + strip + i, buffers_.sum + strip + i);
     }
     add_values(tile, strip, rows, keys, correction);
+  }
+
+  // Of packed row r and the keys from this one on.
+  Distances distances_of(Index r, Index key) const {
+    const PackedRow row = packed_row(group_, task_.kv_head, r);
+    return {p_.alibi_slopes.at(sequence_.batch, row.head),
+            key - (row.query + sequence_.mask.row_shift)};
   }
 
   void hide_drafts(Index query, Range keys, float* scores) const {

@@ -116,11 +116,11 @@ class BackwardRunner : BackwardState<T> {
   using Words = FloatWords<T>;
 
   using State = BackwardState<T>;
-  using State::add_in_order, State::blocks_, State::clear_hidden, State::delta_,
-      State::find_keys_of_rows, State::for_each_row_block, State::hides, State::key_offset,
-      State::keys_, State::keys_seen_by, State::load_sums, State::lse_, State::p_,
-      State::prefetch_ahead, State::row_, State::row_keys_, State::row_of_keys,
-      State::row_of_queries, State::rows_, State::rows_that_see, State::store_row;
+  using State::add_in_order, State::blocks_, State::find_keys_of_rows, State::for_each_row_block,
+      State::hides, State::key_offset, State::keys_, State::keys_seen_by, State::load_sums,
+      State::p_, State::prefetch_ahead, State::row_, State::row_keys_, State::row_of_keys,
+      State::row_of_queries, State::rows_, State::rows_that_see, State::softmax_of_row,
+      State::store_row;
 
   BackwardBuffers buffers_;
   bool k_is_finite_ = true;
@@ -158,11 +158,8 @@ class BackwardRunner : BackwardState<T> {
     const bool all_seen = find_seen();
     multiply_scores(b.q, b.qk_stride, b.k_columns, p_.head_dim, b.p);
     multiply_scores(b.dout, b.v_stride, b.v_columns, p_.head_dim_v, b.ds);
-    for (int i = 0; i < row_strips_ * kVectorRows; ++i) {
-      float *const p = b.p + i * b.p_stride, *const ds = b.ds + i * b.p_stride;
-      softmax_backward(p_, row_keys_[i], lse_[i], delta_[i], b.p_stride, p, ds);
-      clear_hidden(i, p, ds);
-    }
+    for (int i = 0; i < row_strips_ * kVectorRows; ++i)
+      softmax_of_row(i, b.p_stride, b.p + i * b.p_stride, b.ds + i * b.p_stride);
 
     // A masked pair takes part in a product as a zero, which must not meet an infinity or a NaN.
     const bool safe =

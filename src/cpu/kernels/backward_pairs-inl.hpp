@@ -202,8 +202,7 @@ class PairRunner : BackwardState<Bf16> {
       for (int r = i; r < i + 2; ++r) {
         const Index row = first + r;
         float *p = b.s + r * b.keys_stride, *ds = b.dp + r * b.keys_stride;
-        softmax_backward(p_, row_keys_[row], lse_[row], delta_[row], columns, p, ds);
-        clear_hidden(row, p, ds);
+        softmax_of_row(row, columns, p, ds);
         round_row(p, columns, b.p_rows + r * b.ds_stride);
         round_row(ds, columns, b.ds_rows + row * b.ds_stride);
       }

@@ -25,27 +25,31 @@ HWY_INLINE VecF probability(VecF score_minus_lse) {
   return exp2(hn::IfThenElse(hn::Gt(exponent, hn::Zero(F32())), hn::Zero(F32()), exponent));
 }
 
-// S and dP of a row become P and dS for the keys that it sees, and 0 for all others.
+// S and dP of a row become P and dS for the keys of its range, and 0 for all others. kBiased: with
+// these distances.
+template <bool kBiased>
 HWY_INLINE void softmax_backward(const BackwardProblem& problem, Range own, float row_lse,
-                                 float row_delta, int columns, float* p, float* ds) {
+                                 float row_delta, const Distances& distances, int columns, float* p,
+                                 float* ds) {
   if (!own.empty()) {
     // Base 2 only after the difference: scale · log2 e, rounded, would be an error of the
     // score's size, which lse, unlike the sum that the forward divides by, does not share.
     const VecF scale = set(problem.softmax_scale), lse = set(row_lse);
     const VecF delta = set(row_delta);
+    const auto shift = [&](Index j) { return kBiased ? hn::Add(lse, distances.at(j)) : lse; };
     const Index begin = own.begin / kLanes * kLanes;
     if (problem.softcap > 0) {
       const VecF cap = set(problem.softcap);
       const VecF scale_over_cap = set(problem.softmax_scale / problem.softcap);
       for (Index j = begin; j < own.end; j += kLanes) {
         const Tanh t = tanh(hn::Mul(load(p + j), scale_over_cap));
-        const VecF weight = probability(hn::MulSub(t.value, cap, lse));
+        const VecF weight = probability(hn::MulSub(t.value, cap, shift(j)));
         store(weight, p + j);
         store(hn::Mul(hn::Mul(weight, t.slope), hn::Sub(load(ds + j), delta)), ds + j);
       }
     } else {
       for (Index j = begin; j < own.end; j += kLanes) {
-        const VecF weight = probability(hn::MulSub(load(p + j), scale, lse));
+        const VecF weight = probability(hn::MulSub(load(p + j), scale, shift(j)));
         store(weight, p + j);
         store(hn::Mul(weight, hn::Sub(load(ds + j), delta)), ds + j);
       }
@@ -203,6 +207,21 @@ class BackwardState {
     seen_[i] = blocks_.reader.seen(row.query, row.head, keys_.begin / kMaskBlock);
     const Index begin = std::clamp(seen_[i].keys.begin, keys_.begin, keys_.end);
     return {begin - keys_.begin, std::clamp(seen_[i].keys.end, begin, keys_.end) - keys_.begin};
+  }
+  // Of row i and the task's keys.
+  Distances distances_of(Index i) const {
+    const Sequence& s = blocks_.sequence;
+    return {p_.alibi_slopes.at(s.batch, row_[i].head),
+            keys_.begin - (row_[i].query + s.mask.row_shift)};
+  }
+  // S and dP of row i, which may only pad a strip, become P and dS: 0 where it does not see the
+  // key.
+  HWY_INLINE void softmax_of_row(Index i, int columns, float* p, float* ds) const {
+    if (p_.alibi_slopes.data && !row_keys_[i].empty())
+      softmax_backward<true>(p_, row_keys_[i], lse_[i], delta_[i], distances_of(i), columns, p, ds);
+    else
+      softmax_backward<false>(p_, row_keys_[i], lse_[i], delta_[i], {}, columns, p, ds);
+    clear_hidden(i, p, ds);
   }
   // Whether a bit hides the task's key j from row i, which is in its range.
   bool hides(Index i, Index j) const { return seen_[i].hides(keys_.begin + j); }

@@ -125,9 +125,10 @@ class Backward {
     const IndexRange seen = mask_.keys(i);
     float *p = p_rows_[row].data(), *ds = ds_rows_[row].data();
     float* slope = slope_rows_[row].data();
+    const RowScores scores(p_, mask_, batch, head, i);
     for (int64_t j = seen.begin; j < seen.end; ++j) {
-      p[j] = score_of(p[j], p_, [&](float x) { return round(x); });
-      slope[j] = softcap_slope(p[j], p_);
+      const auto score = scores.of(p[j], j, [&](float x) { return round(x); });
+      p[j] = score.value, slope[j] = score.slope;
     }
     mask_.for_each_hidden(i, [&](int64_t j) { p[j] = -std::numeric_limits<float>::infinity(); });
     const float sink = sink_of(p_, head);

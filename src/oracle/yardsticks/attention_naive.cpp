@@ -220,8 +220,9 @@ class RowGroup {
     for (int row = 0; row < rows.size(); ++row) {
       Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
       seen[row] = mask_.keys(rows.begin + row);
+      const RowScores scores(p, mask_, batch, head, rows.begin + row);
       for (int64_t j = seen[row].begin; j < seen[row].end; ++j)
-        s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
+        s[j] = scores.of(s[j], j, [&](Real x) { return round(x); }).value;
       mask_.for_each_hidden(rows.begin + row,
                             [&](int64_t j) { s[j] = -std::numeric_limits<Real>::infinity(); });
       largest[row] = largest_of(s, seen[row]);
@@ -298,7 +299,7 @@ void for_each_row(const ForwardProblem& p, Rounding precision, const MaskPairs* 
 class MaxLogits {
  public:
   explicit MaxLogits(const ForwardProblem& p) : p_(p), rows_(p.max_logits) {
-    if (!p.max_of_heads || !p.max_logits.data) return;
+    if (!p.max_logits.of_heads || !p.max_logits.data) return;
     const Sequences& q = p.sequences_q;
     const int64_t count = rows_in_batch(q, p.batch);
     values_.assign(static_cast<size_t>(count * p.heads_q), kNothing);
@@ -309,7 +310,7 @@ class MaxLogits {
       rows_.data[batch * rows_.stride_batch + head * rows_.stride_head + row] = largest;
   }
   void finish() const {
-    if (!p_.max_of_heads || !p_.max_logits.data) return;
+    if (!p_.max_logits.of_heads || !p_.max_logits.data) return;
     for (int64_t h = 0; h < p_.heads_q; ++h)
       p_.max_logits.data[h] =
           largest_of(values_.data() + h * rows_.stride_head, {0, rows_.stride_head});

@@ -54,9 +54,9 @@ void attention_backward_naive(const BackwardProblem& problem, int num_threads = 
 // Scores. With T = softmax_scale · |q| · max|k| (Euclidean norms; keys that the row sees), which no
 // score exceeds,
 //
-//   |Δs| ≤ E = γ(head_dim) · T + 8ε · (T + |sink|) + cap · τ
+//   |Δs| ≤ E = γ(head_dim) · T + 8ε · (T + A + |sink|) + cap · τ
 //
-// (with qv, q is both parts side by side, and so is k),
+// (with qv, q is both parts side by side, and so is k; A is the most that is added to a score)
 // for the sum, for scale · log₂e, the shift by the row's maximum and the argument of exp2, and for
 // the tanh of a softcap, whose slope is at most 1: it errs by τ. Hopper's polynomial has τ = 2⁻¹⁷·⁵
 // (cuda/device/score/softcap.hpp) and may take up to 2⁻²⁸ of the largest weight from each of the
@@ -74,6 +74,9 @@ void attention_backward_naive(const BackwardProblem& problem, int num_threads = 
 //
 //   |Δout| ≤ (u + 2E + 2γ(keys) + 16ε) · Σ (p + p_max·η)·|v|  +  u_out · (|out| + η_out)
 //
+// What is less than float32's smallest normal number, 2⁻¹²⁶, may become 0: the largest weight of a
+// row, beside a sink that is far above its scores, and the others with it; and out.
+//
 // Gradients. lse is an input in float32 there, so that p = exp(s − lse) errs by more than in the
 // forward, where a common error cancels:  Ep = E + 4ε·|lse| + 8ε.  out is an input rounded to u:
 //
@@ -81,7 +84,7 @@ void attention_backward_naive(const BackwardProblem& problem, int num_threads = 
 //   dp = dout·v                 errs by  Δdp = (γ(head_dim_v) + 4ε) · |dout|·max|v|
 //   ds = p·(dp − delta)·slope   errs by  Ep·|ds| + p·slope·(Δdp + Δδ) + p·2τ·(|dout|·max|v| + D)
 //
-// with D = Σ|dout||out| + |dlse|; the last is that of the softcap's slope 1 − tanh², and without
+// with D = Σ|dout||out| + |dlse|. The last is that of the softcap's slope 1 − tanh², and without
 // one there is no such term. Then ds is rounded to u, and summed up:
 //
 //   |Δdq| ≤ softmax_scale · Σ_keys W·|k| + u·(|dq| + η),    dk likewise over rows, with |q|
@@ -90,7 +93,9 @@ void attention_backward_naive(const BackwardProblem& problem, int num_threads = 
 //   |Δdsink| ≤ Σ_rows p_sink·((Es + 8ε + γ(n))·|delta| + Δδ) + u_sink·(|dsink| + η)
 //
 // n is the number of terms, those of all query heads of a KV head for dk and dv, and
-// Es = 4ε·(|sink| + |lse|). Products of two errors are some u of the bound: kSecondOrder.
+// Es = 4ε·(|sink| + |lse|). Products of two errors are some u of the bound: kSecondOrder. Less than
+// 2⁻¹²⁶ may be, and then become 0, a p, whose ds errs by as much of |dp − delta|·slope, a ds,
+// p_sink and its product, and each of the n products, before softmax_scale.
 //
 // FP8. A weight in e4m3 errs by up to u = 2⁻⁴ of itself, and out, if one key has all the weight, by
 // as much of v. Over several keys an error has a part of its own for each, u·√Σ(p·v)² together, and
@@ -103,8 +108,14 @@ void attention_backward_naive(const BackwardProblem& problem, int num_threads = 
 // of the two, η that of float16. The scale of a key rounds once more: 2ε · T more in E.
 
 inline constexpr double kFloat32Roundoff = 0x1p-24;  // ε
+inline constexpr double kFloat32Smallest = 0x1p-126;
 inline constexpr double kSecondOrder = 1.05;
 inline constexpr int64_t kFewQueries = 16;  // of a sequence that decodes
+
+// What a number of this size may lose in float32, as it may become 0; 0 loses nothing.
+inline double underflow(double size) {
+  return size > 0 && size < kFloat32Smallest ? kFloat32Smallest : 0;
+}
 
 // What a number of the dtype loses when it is rounded: roundoff · (|x| + smallest).
 struct Precision {
@@ -154,11 +165,11 @@ class ErrorBound {
   double sum(double terms) const {
     return (std::sqrt(terms) + 2 + (tensor_cores_ ? terms / 8 : 0)) * kFloat32Roundoff;
   }
-  // E, of a row with this T, number of keys and sink.
-  double score(double largest, double keys, double sink) const {
+  // E, of a row with this T, A, number of keys and sink.
+  double score(double largest, double added, double keys, double sink) const {
     const double capped = tanh_ * cap_ + (hopper_ && cap_ > 0 ? keys * 0x1p-28 : 0);
     return of_score_ * largest + capped +
-           (std::isfinite(sink) ? 8 * kFloat32Roundoff * std::abs(sink) : 0);
+           8 * kFloat32Roundoff * (added + (std::isfinite(sink) ? std::abs(sink) : 0));
   }
   double lse(double score_error, double lse, double keys) const {
     return score_error + sum(keys) +

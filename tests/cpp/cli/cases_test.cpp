@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <tuple>
 
 #include "../parsed.hpp"
+#include "cases/added_tensors.hpp"
 #include "cases/backward_tensors.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cases/check.hpp"
@@ -222,28 +224,38 @@ TEST(CaseId, AddedTensorsAreNamedByTheirShape) {
 // In each shape, over all that it may go with.
 TEST(CaseTable, AddedTensorsGoWithEveryKindOfCall) {
   const auto dtypes = dtypes_of(FLASH3_BACKEND_CPU);
-  std::set<int64_t> dense, ragged, cache, softcaps, windows, sinks, latent, trees;
+  std::map<std::string, std::map<std::string_view, std::set<int64_t>>> seen;  // by kind and name
   for (const auto& table :
        {case_table(Level::kQuick, dtypes), ragged_case_table(Level::kQuick, dtypes),
         cache_case_table(Level::kQuick, dtypes)}) {
-    const std::vector<Case> with = with_added_tensors(table);
+    const std::vector<Case> with = with_added_tensors(table, FLASH3_BACKEND_CPU);
     EXPECT_GT(with.size(), table.size() + table.size() / 20);
     EXPECT_TRUE(std::equal(table.begin(), table.end(), with.begin()));
     for (size_t i = table.size(); i < with.size(); ++i) {
       const Case& c = with[i];
       EXPECT_TRUE(parsed(to_id(c)) == c) << to_id(c);
-      const int64_t shape = c.added["max_logits"];
-      (c.has_cache() ? cache : c.is_ragged() ? ragged : dense).insert(shape);
-      if (c.softcap > 0) softcaps.insert(shape);
-      if (c.window) windows.insert(shape);
-      if (c.sink != Sink::kNone) sinks.insert(shape);
-      if (c.latent || c.qv) latent.insert(shape);
-      if (c.tree) trees.insert(shape);
+      AddedOptions::visit(c.added, [&](const ParamField& field, int64_t shape) {
+        if (field.kind != FieldKind::kTensor || shape == 0) return;
+        const auto note = [&](const char* kind) { seen[kind][field.name].insert(shape); };
+        note(c.has_cache() ? "cache" : c.is_ragged() ? "ragged" : "dense");
+        if (c.softcap > 0) note("softcap");
+        if (c.window) note("window");
+        if (c.sink != Sink::kNone) note("sink");
+        if (c.latent || c.qv) note("latent");
+        if (c.tree) note("tree");
+      });
+      EXPECT_TRUE(takes_added_tensors(FLASH3_BACKEND_CPU, c));
     }
+    for (const Case& c : with_added_tensors(table, FLASH3_BACKEND_HOPPER))
+      EXPECT_TRUE(takes_added_tensors(FLASH3_BACKEND_HOPPER, c)) << to_id(c);
   }
-  const std::set<int64_t> both{1, 2};
-  for (const auto* seen : {&dense, &ragged, &cache, &softcaps, &windows, &sinks, &latent, &trees})
-    EXPECT_EQ(*seen, both);
+  const Case tree = parsed("bf16/b2/q9/k17/h4x2/d24/full/tree");
+  for (const ParamField& field : added_fields<flash3_forward_params>())
+    for (auto& [kind, names] : seen) {
+      if (field.kind != FieldKind::kTensor || (kind == "tree" && !goes_with(tree, field))) continue;
+      EXPECT_EQ(names[field.name].size(), size_t(count_values(field) - 1)) << kind << field.name;
+    }
+  EXPECT_EQ(seen.size(), 8u);
 }
 
 // Rows that hold no key have the fill pattern before the call, those that it writes too.

@@ -40,10 +40,12 @@ TEST(RandomCase, IsNamedByItsIdAndDrawnAgain) {
 // What no change of the generator may leave unsaid: the ids of an old log mean nothing otherwise.
 TEST(RandomCase, IsTheSameOnEveryMachine) {
   EXPECT_EQ(to_id(random_case(1, 0)),
-            "bf16/b23/q38/k53/h4/d72/causal/seed650692/empty/packedk/usedq/max_logits=rows/"
+            "bf16/b23/q38/k53/h4/d72/causal/seed650692/empty/packedk/usedq/max_logits=heads/"
             "outbf16/fp8");
-  EXPECT_EQ(to_id(random_case(1, 1000)),
-            "bf16/b6/q603/k2/h5x1/d64x45/full/outliers/seed228847/edges/packed/fill/bwd/gradfp32");
+  EXPECT_EQ(
+      to_id(random_case(1, 1000)),
+      "bf16/b6/q603/k2/h5x1/d64x45/full/outliers/seed228847/edges/packed/fill/mask_alignment=1/"
+      "bwd/gradfp32");
 }
 
 TEST(RandomCase, CoversEveryOption) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../parsed.hpp"
+#include "cases/added_tensors.hpp"
 #include "cases/backward_tensors.hpp"
 #include "cases/mask.hpp"
 #include "harness.hpp"
@@ -60,10 +61,8 @@ const flash3_mask_params* address_of(const std::optional<flash3_mask_params>& so
   return source ? &*source : nullptr;
 }
 
-class Forward : public testing::TestWithParam<const char*> {};
-
-TEST_P(Forward, OracleIsTheDefinition) {
-  const cases::Case c = parsed(GetParam());
+void expect_forward(const std::string& id) {
+  const cases::Case c = parsed(id);
   const auto t = cases::make_forward_tensors(c);
   const flash3_forward_params params =
       cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view, t.extra.views());
@@ -72,10 +71,20 @@ TEST_P(Forward, OracleIsTheDefinition) {
   const DefinedForward definition = define_forward(params, address_of(source));
   expect_same("out", oracle.out, definition.out);
   expect_same("lse", oracle.lse, definition.lse);
-  if (!definition.max_logits.empty())
-    expect_same("max_logits", oracle.added.at("max_logits").values, definition.max_logits);
-  EXPECT_EQ(oracle.added.size(), c.added["max_logits"] != 0 ? 1u : 0u);
+  size_t results = 0;
+  cases::AddedOptions::visit(c.added, [&](const ParamField& field, int64_t shape) {
+    if (!field.is_written || shape == 0) return;
+    const std::string name(field.name);
+    ++results;
+    expect_same(name.c_str(), oracle.added.at(name).values, definition.added.at(name));
+  });
+  EXPECT_EQ(oracle.added.size(), results);
+  EXPECT_EQ(definition.added.size(), results);
 }
+
+class Forward : public testing::TestWithParam<const char*> {};
+
+TEST_P(Forward, OracleIsTheDefinition) { expect_forward(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(
     Definition, Forward,
@@ -116,10 +125,37 @@ INSTANTIATE_TEST_SUITE_P(
                     "fp32/b1/q40/k30/h2/d16/causal/mask:band/mask_alignment=1",
                     "e4m3/b2/q140/k300/h4x2/d16/causal/blockscales/max_logits=rows"));
 
-class Backward : public testing::TestWithParam<const char*> {};
+// Calls of every kind with each tensor that flash3.h has gained, in each of its shapes.
+std::vector<std::string> with_added(const std::vector<std::string>& ids) {
+  std::vector<std::string> made;
+  for (const std::string& id : ids)
+    for (const ParamField& field : added_fields<flash3_forward_params>())
+      for (int64_t i = 0; i < count_words(field.shapes); ++i) {
+        const cases::Case c = parsed(id);
+        if (!cases::goes_with(c, field)) continue;
+        if (c.backward && !find_field<flash3_backward_params>(field.name)) continue;
+        made.push_back(id + "/" + std::string(field.name) + "=" +
+                       std::string(word_at(field.shapes, i)));
+      }
+  return made;
+}
 
-TEST_P(Backward, OracleIsTheDefinition) {
-  const cases::Case c = parsed(GetParam());
+class AddedForward : public testing::TestWithParam<std::string> {};
+
+TEST_P(AddedForward, OracleIsTheDefinition) { expect_forward(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Definition, AddedForward,
+    testing::ValuesIn(with_added({"fp32/b2/q17/k29/h6x2/d24x40/causal",
+                                  "fp16/b2/q29/k17/h4x2/d16/full/softcap20/sink",
+                                  "fp32/b5/q20/k30/h4x2/d16/w3:9/random/packed",
+                                  "fp32/b5/q20/k30/h4x1/d16/causal/chunk7/random/used",
+                                  "fp32/b2/q9/k30/h4x2/d24x40/causal/qv/mask_alignment=1",
+                                  "e4m3/b2/q30/k200/h4x2/d16/causal/blockscales",
+                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h"})));
+
+void expect_backward(const std::string& id) {
+  const cases::Case c = parsed(id);
   const auto t = cases::make_backward_tensors(c);
   const flash3_backward_params params = cases::make_backward_params(c, t.views());
   BackwardProblem problem;
@@ -134,6 +170,10 @@ TEST_P(Backward, OracleIsTheDefinition) {
   expect_same("dsink", oracle.dsink, definition.dsink);
 }
 
+class Backward : public testing::TestWithParam<const char*> {};
+
+TEST_P(Backward, OracleIsTheDefinition) { expect_backward(GetParam()); }
+
 INSTANTIATE_TEST_SUITE_P(Definition, Backward,
                          testing::Values("fp32/b2/q17/k29/h6x2/d24x40/full/bwd",
                                          "bf16/b1/q29/k17/h2/d64/causal/odd/bwd",
@@ -146,6 +186,19 @@ INSTANTIATE_TEST_SUITE_P(Definition, Backward,
                                          "bf16/b2/q40/k50/h2/d16/causal/mask:ranges2.h/sink/bwd",
                                          "fp32/b2/q40/k50/h2/d16/full/softcap20/mask:documents/bwd",
                                          "fp16/b1/q60/k70/h4x2/d16/full/mask:blocks16x8.h/bwd"));
+
+class AddedBackward : public testing::TestWithParam<std::string> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AddedBackward);  // while no gradient depends on one
+
+TEST_P(AddedBackward, OracleIsTheDefinition) { expect_backward(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Definition, AddedBackward,
+    testing::ValuesIn(with_added({"fp32/b2/q17/k29/h6x2/d24x40/causal/dlse/bwd",
+                                  "fp16/b2/q29/k17/h4x2/d16/full/softcap20/sink/dlse/bwd",
+                                  "fp32/b5/q20/k30/h4x2/d16/w3:9/random/packed/bwd",
+                                  "fp32/b5/q20/k30/h4x1/d16/causal/chunk7/random/used/bwd",
+                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h/bwd"})));
 
 // Neither takes a mask for none, nor a source for a mask.
 TEST(Definition, AMaskGoesWithItsSource) {

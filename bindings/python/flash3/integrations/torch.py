@@ -42,7 +42,7 @@ def _refuse(query, dropout_p=0.0, return_debug_mask=False, alibi_slopes=None):
     if return_debug_mask:
         raise NotImplementedError("return_debug_mask = True but flash3 never stores the attention weights; it must be False")
     if alibi_slopes is not None:
-        raise NotImplementedError("alibi_slopes is given but flash3 adds nothing to the scores; it must be None")
+        raise NotImplementedError("alibi_slopes is given but flash3 does not take it in this place; it must be None")
     if query.dim() not in (3, 4):
         raise ValueError(f"query.ndim = {query.dim()} but it must be 4, or packed 3 with cum_seq_q")
 

@@ -141,7 +141,7 @@ def _refuse(query, value, dropout, position_bias, output_attentions=False, **kwa
     if output_attentions:
         raise NotImplementedError("output_attentions = True but flash3 never stores the attention weights")
     if position_bias is not None:
-        raise NotImplementedError(f"position_bias is given but flash3 adds nothing to the scores; {INSTEAD}")
+        raise NotImplementedError(f"position_bias is given but flash3 adds no such bias to the scores; {INSTEAD}")
 
 
 def _options(q, scaling, softcap, s_aux):

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules that the comments of flash3.h state for tensors, for each of added_fields(): the exact
+// sentence for what breaks one, and which backends take it.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "call.hpp"
+#include "core/added_checks.hpp"
+#include "core/backend.hpp"
+#include "core/problem.hpp"
+
+namespace flash3::test {
+namespace {
+
+constexpr Sizes kSizes;
+constexpr const char* kMust = "; q and ";
+
+flash3_tensor contiguous(flash3_dtype dtype, const std::vector<int64_t>& shape, void* data) {
+  flash3_tensor t{data, dtype, static_cast<int32_t>(shape.size()), {}, {}};
+  int64_t stride = 1;
+  for (size_t d = shape.size(); d-- > 0; stride *= shape[d])
+    t.shape[d] = shape[d], t.stride[d] = stride;
+  return t;
+}
+
+// Calls check(params of a valid call with the tensor, the tensor in it, its field, its shape) for
+// each shape of each tensor.
+template <class Params, class CallOf, class Check>
+void for_each_shape(CallOf& call, const Check& check) {
+  std::vector<float> memory(256, 0.5f);
+  for (const ParamField& field : added_fields<Params>()) {
+    if (field.kind != FieldKind::kTensor) continue;
+    for (int64_t i = 0; i < count_words(field.shapes); ++i) {
+      const std::string shape(word_at(field.shapes, i));
+      SCOPED_TRACE(std::string(field.name) + "=" + shape);
+      Params p = call.args.params();
+      p.backend = FLASH3_BACKEND_CPU;
+      flash3_tensor& t = *field.tensor(&p);
+      t = contiguous(
+          field.dtype,
+          shape_of_added(shape, kSizes.batch, kSizes.heads_q,
+                         std::vector<int64_t>{kSizes.batch, kSizes.heads_q, kSizes.seq_q}),
+          memory.data());
+      check(p, t, field, shape);
+    }
+  }
+}
+
+Status problem_of(const flash3_forward_params& p) {
+  ForwardProblem problem;
+  return make_forward_problem(&p, Pointers::kRequired, &problem);
+}
+Status problem_of(const flash3_backward_params& p) {
+  BackwardProblem problem;
+  return make_backward_problem(&p, Pointers::kRequired, &problem);
+}
+
+template <class Params, class CallOf>
+void expect_rules() {
+  CallOf call;
+  for_each_shape<Params>(call, [](Params p, flash3_tensor& t, const ParamField& field,
+                                  const std::string& shape) {
+    const std::string name(field.name), last = std::to_string(t.ndim - 1);
+    const auto error = [&] { return problem_of(p).message(); };
+    EXPECT_EQ(error(), "");
+    const flash3_tensor good = t;
+    const auto broken = [&](const auto& change) {
+      flash3_tensor& own = *field.tensor(&p);
+      change(&own);
+      const std::string text = error();
+      own = good;
+      return text;
+    };
+    *field.tensor(&p) = good;
+    EXPECT_EQ(broken([](flash3_tensor* x) { x->dtype = FLASH3_FLOAT16; }),
+              name + ".dtype = float16 but it must be float32; a " + name + " that is not " +
+                  (field.is_written ? "wanted" : "given") + " is all zero");
+    EXPECT_EQ(broken([](flash3_tensor* x) {
+                x->ndim = 4;
+              }).find(name + ".ndim = 4 but it must be 1, [heads_q] or "),
+              0u);
+    const int heads = shape == "rows" ? 1 : t.ndim - 1;
+    const std::string of_heads = name + ".shape[" + std::to_string(heads) + "]";
+    EXPECT_EQ(broken([&](flash3_tensor* x) { x->shape[heads] = 3; }),
+              of_heads + " = 3 but q.shape[2] = 4" + kMust + name + " must have the same heads_q");
+    if (t.ndim > 1) {
+      EXPECT_EQ(broken([&](flash3_tensor* x) { x->shape[0] = 3; }),
+                name + ".shape[0] = 3 but q.shape[0] = 2" + kMust + name +
+                    " must have the same batch size");
+    }
+    EXPECT_EQ(broken([&](flash3_tensor* x) {
+                x->stride[x->ndim - 1] = 2;
+              }).find(name + ".stride[" + last + "] = 2 but it must be 1"),
+              0u);
+    EXPECT_EQ(broken([&](flash3_tensor* x) { x->data = nullptr; }).find(name + ".data is null"),
+              0u);
+    // One row for all sequences, or one that all heads share, is fine to read and wrong to write.
+    if (t.ndim > 1) {
+      EXPECT_EQ(broken([&](flash3_tensor* x) { x->stride[0] = 0; }).empty(), !field.is_written);
+    }
+    for (int64_t i = 0; i < count_words(field.without); ++i) {
+      const std::string other(word_at(field.without, i));
+      const ParamField* const of = find_field<Params>(other);
+      if (!of || of->kind != FieldKind::kTensor) continue;
+      static const int64_t words[64] = {};
+      Params both = p;
+      *of->tensor(&both) =
+          contiguous(of->dtype, {kSizes.batch, kSizes.seq_q}, const_cast<int64_t*>(words));
+      EXPECT_EQ(problem_of(both).message(),
+                name + " is given and " + other + " is given; a call takes one of the two");
+    }
+  });
+}
+
+TEST(AddedTensors, OfForwardCallsKeepTheirRules) { expect_rules<flash3_forward_params, Call>(); }
+TEST(AddedTensors, OfBackwardCallsKeepTheirRules) {
+  expect_rules<flash3_backward_params, BackwardCall>();
+}
+
+// A backend that has no kernels for one says so by name, and the others take it.
+class Named : public Backend {
+ public:
+  explicit Named(flash3_backend id) : id_(id) {}
+  flash3_backend id() const override { return id_; }
+  const char* name() const override { return flash3_backend_name(id_); }
+  Status available() const override { return {}; }
+  std::string describe() const override { return name(); }
+  Status can_access(const void*, bool*) const override { return {}; }
+  Status plan(const ForwardProblem&, PlanPointer<ForwardProblem>*) const override { return {}; }
+  Status plan(const BackwardProblem&, PlanPointer<BackwardProblem>*) const override { return {}; }
+  Status plan(const QuantizeProblem&, PlanPointer<QuantizeProblem>*) const override { return {}; }
+  Status plan(const MergeProblem&, PlanPointer<MergeProblem>*) const override { return {}; }
+  Status make_mask(const MaskProblem&) const override { return {}; }
+  Status read_mask_counts(const MaskShape&, const void*, void*, MaskCounts*) const override {
+    return {};
+  }
+  Status fill_padding(const Padding&, void*) const override { return {}; }
+  Status max_of_rows(const LseView&, int64_t, int64_t, const LseView&, void*) const override {
+    return {};
+  }
+
+ private:
+  flash3_backend id_;
+};
+
+TEST(AddedTensors, AreRefusedByBackendsWithoutKernelsForThem) {
+  Call call;
+  for_each_shape<flash3_forward_params>(call, [](const flash3_forward_params& p, flash3_tensor&,
+                                                 const ParamField& field, const std::string&) {
+    ForwardProblem problem;
+    ASSERT_TRUE(make_forward_problem(&p, Pointers::kRequired, &problem).ok());
+    EXPECT_EQ(check_added_on(problem, Named(FLASH3_BACKEND_CPU)).message(), "");
+    const Status status = check_added_on(problem, Named(FLASH3_BACKEND_HOPPER));
+    EXPECT_EQ(status.message(),
+              field.is_cpu_alone ? std::string(field.name) +
+                                       " is given but the hopper backend has no kernels that take "
+                                       "it; the cpu backend has"
+                                 : "");
+    EXPECT_EQ(status.code(), field.is_cpu_alone ? FLASH3_UNSUPPORTED : FLASH3_OK);
+  });
+}
+
+}  // namespace
+}  // namespace flash3::test

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""alibi_slopes: slope * |i' - j| is subtracted from the scaled and capped scores."""
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import flash3
+from oracle import assert_close
+
+HEADS, HEADS_K, DIM, DIM_V = 6, 2, 40, 24
+
+
+def reference(q, k, v, slopes, *, softmax_scale=None, softcap=0.0, sink=None, causal=False, window=None, mask_alignment="bottom_right"):
+    """(out, lse) of dense tensors in q's dtype, by operations that autograd knows."""
+    seq_q, seq_k, groups = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(groups, 2)) * (softmax_scale or 1 / math.sqrt(q.shape[-1]))
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    i = torch.arange(seq_q)[:, None] + (seq_k - seq_q if mask_alignment == "bottom_right" else 0)
+    distance = torch.arange(seq_k)[None] - i
+    scores = scores - (slopes.double()[..., None, None] * distance.abs()).to(scores.dtype)
+    left, right = window or (None, None)
+    seen = torch.ones(seq_q, seq_k, dtype=torch.bool)
+    seen &= (distance <= 0) | (not causal)
+    if left is not None:
+        seen &= (distance >= -left) & (distance <= right)
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+    lse = torch.logsumexp(scores if scores.dtype == torch.float64 else scores.float(), -1)
+    p = torch.exp(scores - lse.to(scores.dtype)[..., None])[..., :seq_k]
+    return torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(groups, 2)), lse
+
+
+def make(dtype, batch, seq_q, seq_k, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    shapes = ((batch, seq_q, HEADS, DIM), (batch, seq_k, HEADS_K, DIM), (batch, seq_k, HEADS_K, DIM_V))
+    return [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
+
+
+def make_slopes(*batch):
+    """Of all sizes, some negative: a query may prefer keys that are far away."""
+    slopes = 2.0**-torch.arange(1, HEADS + 1) * torch.tensor([1, -1, 1, 1, -1, 1])
+    return (slopes * torch.arange(1, 1 + math.prod(batch))[:, None]).reshape(*batch, HEADS) if batch else slopes
+
+
+OPTIONS = [{}, {"causal": True}, {"window": (40, 3)}, {"softcap": 3.0, "causal": True}, {"softmax_scale": 0.7},
+           {"causal": True, "mask_alignment": "top_left"}, {"softcap": 20.0, "mask_alignment": "top_left"}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("per_sequence", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 100, 130), (1, 257, 90), (2, 30, 500)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_results_and_gradients(dtype, sizes, per_sequence, options):
+    if sizes[1] > sizes[2] and options.get("mask_alignment") != "top_left" and ("causal" in options or "window" in options):
+        sizes = sizes[0], sizes[2], sizes[1]  # every row sees something
+    slopes = make_slopes(sizes[0]) if per_sequence else make_slopes()
+    sink = torch.linspace(-1, 2, HEADS) if per_sequence else None
+    q, k, v = (x.requires_grad_() for x in make(dtype, *sizes))
+    out, lse = flash3.attention(q, k, v, alibi_slopes=slopes, sink=sink, return_lse=True, **options)
+    torch.manual_seed(1)
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    got = torch.autograd.grad((out, lse), (q, k, v), (dout, dlse))
+    wanted = {}
+    for kind, of in (("exact", torch.float64), ("naive", dtype)):
+        inputs = [x.detach().to(of).requires_grad_() for x in (q, k, v)]
+        results = reference(*inputs, slopes, sink=sink, **options)
+        wanted[kind] = *results, *torch.autograd.grad(results, inputs, (dout.to(of), dlse.to(results[1].dtype)))
+    # A score is rounded in float32 as its parts are, of which the naive values round none: slopes are whole multiples of powers of two.
+    rounding = 2**-21 * (slopes.abs().max() * max(sizes[1:])).item()
+    for name, x, exact, naive in zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *got), wanted["exact"], wanted["naive"]):
+        assert_close(x.detach(), exact.detach(), naive.detach(), name, relative=rounding)
+
+
+def test_zero_is_none():
+    q, k, v = make(torch.float32, 1, 70, 90)
+    torch.testing.assert_close(flash3.attention(q, k, v, causal=True, alibi_slopes=torch.zeros(HEADS)), flash3.attention(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("form", ["packed", "used"])
+def test_sequences_count_from_their_own_diagonal(form):
+    lengths_q, lengths_k = [30, 1, 64], [50, 200, 64]
+    slopes = make_slopes(3)
+    parts = [make(torch.float32, 1, a, b, seed) for seed, (a, b) in enumerate(zip(lengths_q, lengths_k))]
+    if form == "packed":
+        q, k, v = (torch.cat([part[n][0] for part in parts]) for n in range(3))
+        cu_q, cu_k = (torch.tensor([0, *np.cumsum(n)], dtype=torch.int32) for n in (lengths_q, lengths_k))
+        lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 64, "max_seqlen_k": 200}
+    else:
+        q, k, v = (torch.zeros(3, 200, *part.shape[2:]) for part in parts[0])
+        for b, part in enumerate(parts):
+            for whole, own in zip((q, k, v), part):
+                whole[b, :own.shape[1]] = own[0]
+        lengths = {"seqused_q": torch.tensor(lengths_q, dtype=torch.int32), "seqused_k": torch.tensor(lengths_k, dtype=torch.int32)}
+    for x in (q, k, v):
+        x.requires_grad_()
+    out = flash3.attention(q, k, v, causal=True, alibi_slopes=slopes, **lengths)
+    grads = torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    def rows(x, b, lengths):
+        return x[sum(lengths[:b]):sum(lengths[:b + 1])] if form == "packed" else x[b, :lengths[b]]
+    for b, part in enumerate(parts):
+        inputs = [x.double().requires_grad_() for x in part]
+        wanted, _ = reference(*inputs, slopes[b], causal=True)
+        torch.testing.assert_close(rows(out, b, lengths_q).double(), wanted[0], atol=1e-5, rtol=1e-5)
+        for got, x, n in zip(grads, torch.autograd.grad(wanted.square().sum(), inputs), (lengths_q, lengths_k, lengths_k)):
+            torch.testing.assert_close(rows(got, b, n).double(), x[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+def test_a_cache_that_grows(queries):
+    """The newest key is at the last query, wherever in the cache it lies."""
+    slopes, page = make_slopes(2), 16
+    q, k, v = make(torch.float32, 2, queries, 90)
+    used = torch.tensor([70, 33], dtype=torch.int32)
+    table = torch.randperm(12).reshape(2, 6).int()
+    caches = [torch.zeros(12, page, *x.shape[2:]) for x in (k, v)]
+    for b in range(2):
+        for cache, x in zip(caches, (k, v)):
+            for j in range(int(used[b])):
+                cache[table[b, j // page], j % page] = x[b, j]
+    new = [torch.stack([x[b, used[b]:used[b] + queries] for b in range(2)]) for x in (k, v)]
+    out = flash3.attention_with_kv_cache(q, *caches, seqused_k=used, page_table=table, k_new=new[0], v_new=new[1], causal=True,
+                                         alibi_slopes=slopes)
+    for b in range(2):
+        seen = int(used[b]) + queries
+        wanted, _ = reference(q[b:b + 1].double(), k[b:b + 1, :seen].double(), v[b:b + 1, :seen].double(), slopes[b], causal=True)
+        torch.testing.assert_close(out[b].double(), wanted[0], atol=1e-5, rtol=1e-5)
+
+
+def test_with_masks_largest_scores_and_fp8():
+    q, k, v = make(torch.float32, 2, 150, 150)
+    slopes = make_slopes()
+    dense = torch.rand(150, 150) < 0.5
+    dense.fill_diagonal_(True)
+    largest = torch.full((HEADS,), torch.nan)
+    out = flash3.attention(q, k, v, alibi_slopes=slopes, max_logits=largest, mask=flash3.masks.dense(dense))
+    scores = torch.einsum("bihd,bjhd->bhij", q.double(), k.double().repeat_interleave(3, 2)) / math.sqrt(DIM)
+    distance = (torch.arange(150)[:, None] - torch.arange(150)[None]).abs()
+    scores = (scores - slopes.double()[:, None, None] * distance).masked_fill(~dense, -math.inf)
+    wanted = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v.double().repeat_interleave(3, 2))
+    torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(largest.double(), scores.amax((0, 2, 3)), atol=1e-4, rtol=1e-5)
+    fp8 = flash3.attention(*(x.bfloat16() for x in (q, k, v)), compute="fp8", causal=True, alibi_slopes=slopes)
+    close, _ = reference(q, k, v, slopes, causal=True)
+    assert (fp8.float() - close).norm() < 0.08 * close.norm()
+
+
+def test_arrays_and_the_explicit_backward():
+    q, k, v = make(torch.float32, 2, 20, 33)
+    slopes = make_slopes(2)
+    out, lse = flash3.attention(q, k, v, causal=True, alibi_slopes=slopes, return_lse=True)
+    arrays = [x.numpy() for x in (q, k, v)]
+    same = flash3.attention(*arrays, causal=True, alibi_slopes=slopes.numpy(), return_lse=True)
+    np.testing.assert_array_equal(same[0], out.numpy())
+    np.testing.assert_array_equal(same[1], lse.numpy())
+    wanted = flash3.attention_backward(out, q, k, v, out, lse, causal=True, alibi_slopes=slopes, deterministic=True)
+    got = flash3.attention_backward(*(x.numpy() for x in (out, q, k, v, out, lse)), causal=True, alibi_slopes=slopes.numpy(),
+                                    deterministic=True)
+    for a, b in zip(got[:3], wanted[:3]):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled(fullgraph):
+    q, k, v = (x.requires_grad_() for x in make(torch.float32, 1, 50, 60))
+    slopes = make_slopes()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: flash3.attention(q, k, v, causal=True, alibi_slopes=slopes), backend="aot_eager", fullgraph=fullgraph)
+    got, wanted = compiled(q), flash3.attention(q, k, v, causal=True, alibi_slopes=slopes)
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), q), torch.autograd.grad(wanted.sum(), q))
+
+
+def test_vmap():
+    q, k, v = make(torch.float32, 3, 9, 12)
+    slopes = make_slopes(3)
+    got = torch.vmap(lambda q, k, v, slopes: flash3.attention(q[None], k[None], v[None], alibi_slopes=slopes)[0])(q, k, v, slopes)
+    torch.testing.assert_close(got, flash3.attention(q, k, v, alibi_slopes=slopes))
+
+
+def test_its_gradient_is_refused():
+    q, k, v = make(torch.float32, 1, 9, 12)
+    slopes = make_slopes().requires_grad_()
+    for call in (lambda: flash3.attention(q, k, v, alibi_slopes=slopes), lambda: flash3.attention(q.requires_grad_(), k, v, alibi_slopes=slopes),
+                 lambda: flash3.attention_with_kv_cache(q.detach(), k, v, alibi_slopes=slopes)):
+        with pytest.raises(NotImplementedError, match="alibi_slopes.requires_grad"):
+            call()
+    with torch.no_grad():
+        flash3.attention(q, k, v, alibi_slopes=slopes)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(slopes.detach(), torch.ones(HEADS))
+        with pytest.raises(NotImplementedError, match="alibi_slopes has a tangent"):
+            flash3.attention(q.detach(), k, v, alibi_slopes=dual)
+
+
+def test_what_is_refused():
+    q, k, v = make(torch.float32, 2, 9, 12)
+    for wrong, message in ((torch.ones(5), r"alibi_slopes.shape\[0\] = 5 but q.shape\[2\] = 6"),
+                           (torch.ones(3, 6), r"alibi_slopes.shape\[0\] = 3 but q.shape\[0\] = 2"),
+                           (torch.ones(2, 6, 9), "alibi_slopes.ndim = 3 but it must be 1, .* or 2, "),
+                           (torch.ones(6).half(), "alibi_slopes.dtype = float16 but it must be float32")):
+        with pytest.raises((ValueError, TypeError), match=message):
+            flash3.attention(q, k, v, alibi_slopes=wrong)
+    tree = torch.full((2, 9), 2**9 - 1)
+    with pytest.raises(ValueError, match="alibi_slopes is given and tree_mask is given"):
+        flash3.attention_with_kv_cache(q, k, v, tree_mask=tree, alibi_slopes=make_slopes())
+    distributed = pytest.importorskip("flash3.distributed")
+    with pytest.raises(NotImplementedError, match="alibi_slopes is given but attention over several devices does not take it"):
+        distributed.attention(q, k, v, alibi_slopes=make_slopes())
+
+
+@pytest.mark.gpu
+def test_gpus_refuse_it():
+    q, k, v = (x.cuda() for x in make(torch.bfloat16, 1, 90, 120))
+    for call in (lambda: flash3.attention(q, k, v, alibi_slopes=make_slopes().cuda()),
+                 lambda: flash3.attention_with_kv_cache(q[:, :1], k, v, alibi_slopes=make_slopes().cuda())):
+        with pytest.raises(NotImplementedError, match="alibi_slopes is given but the hopper backend has no kernels that take it"):
+            call()
+
+
+def test_it_is_documented():
+    assert "alibi_slopes: [heads_q] or [batch, heads_q] float32: " in flash3.attention.__doc__

@@ -383,9 +383,9 @@ typedef struct flash3_backward_params {
 
   flash3_tensor dsink;  /**< [heads_q], dtype of sink, which must be given; all zero: not wanted */
   int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
-  int32_t mask_alignment;  /**< as in flash3_forward_params */
-  const flash3_mask* mask; /**< as in flash3_forward_params, to the end */
-  flash3_tensor alibi_slopes;
+  int32_t mask_alignment;     /**< as in flash3_forward_params */
+  const flash3_mask* mask;    /**< as in flash3_forward_params, to the end */
+  flash3_tensor alibi_slopes; /**< as in flash3_forward_params */
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

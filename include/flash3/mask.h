@@ -94,10 +94,10 @@ typedef struct flash3_mask_params {
   /** @} */
 
   /** @{ @name Lengths
-   * Those of a call whose sequences differ in length (flash3_forward_params), int32. seq_q and seq_k
-   * are then what the call has as max_seqlen_q and max_seqlen_k, or where it has none the rows of
-   * its tensors; and batch is the number of sequences. A call must have the same lengths as its
-   * mask was made with.
+   * Those of a call whose sequences differ in length (flash3_forward_params), int32. seq_q and
+   * seq_k are then what the call has as max_seqlen_q and max_seqlen_k, or where it has none the
+   * rows of its tensors; and batch is the number of sequences. A call must have the same lengths as
+   * its mask was made with.
    *
    * A source counts queries and keys from the first of their sequence. With cu_seqlens_q, ranges is
    * [1, 1 or heads_q, 2·n, total_q], and with cu_seqlens_k documents is [1, total_k]. Other sources
@@ -110,10 +110,10 @@ typedef struct flash3_mask_params {
 } flash3_mask_params;
 
 /** @{ @name What flash3_mask::lengths is made of */
-#define FLASH3_MASK_CU_SEQLENS_Q 1
-#define FLASH3_MASK_CU_SEQLENS_K 2
-#define FLASH3_MASK_SEQUSED_Q 4
-#define FLASH3_MASK_SEQUSED_K 8
+#define FLASH3_MASK_CU_SEQLENS_Q 1 /**< cu_seqlens_q was given */
+#define FLASH3_MASK_CU_SEQLENS_K 2 /**< cu_seqlens_k */
+#define FLASH3_MASK_SEQUSED_Q 4    /**< seqused_q */
+#define FLASH3_MASK_SEQUSED_K 8    /**< seqused_k */
 /** @} */
 
 /** A mask. The caller sets data and size; flash3_mask_make() sets all else, and a call that is

@@ -46,7 +46,8 @@ Status visit_added(P& p, const Visit& visit) {
   Status status;
   if constexpr (requires { Fields::visit_added_tensors(p, visit); })
     Fields::visit_added_tensors(p, [&](const ParamField& field, auto member, auto& view) {
-      status = visit(field.name.data(), member, view.data, field.is_written ? kWrite : kRead);
+      const char* const name = field.name.data();  // NOLINT: it is a literal
+      status = visit(name, member, view.data, field.is_written ? kWrite : kRead);
       return status.ok();
     });
   return status;

@@ -112,7 +112,7 @@ def test_values(header):
     assert without_prefix(header.values("abi_constants"), "abi_constant_FLASH3_") == {
         "FP8_BLOCK": _library.FP8_BLOCK, "WORKSPACE_ALIGNMENT": _library.WORKSPACE_ALIGNMENT,
         "MASK_BLOCK": _library.MASK_BLOCK, "MASK_MOST_RANGES": _library.MASK_MOST_RANGES,
-        "MASK_ALL_SEEN": _library.MASK_ALL_SEEN}
+        "MASK_ALL_SEEN": _library.MASK_ALL_SEEN, **{f"MASK_{name.upper()}": bit for name, bit in _library.MASK_LENGTHS.items()}}
 
 
 def test_signatures(header):

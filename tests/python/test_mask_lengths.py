@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import flash3
-from flash3 import masks
+from flash3 import _library, masks
 from test_masks import plain
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -136,7 +136,7 @@ def test_a_mask_that_the_caller_keeps():
     qkv, lengths = packed_inputs("cpu", LENGTHS, LENGTHS)
     source = masks.band(causal=True)
     mask = source.make(qkv[0].shape[0], qkv[1].shape[0], **lengths)
-    assert mask.lengths == 3 and mask.batch == len(LENGTHS) and mask.seq_q == max(LENGTHS)
+    assert mask.lengths == _library.MASK_LENGTHS["cu_seqlens_q"] + _library.MASK_LENGTHS["cu_seqlens_k"] and mask.batch == len(LENGTHS) and mask.seq_q == max(LENGTHS)
     out = flash3.attention(*qkv, mask=mask, **lengths)
     torch.testing.assert_close(out, flash3.attention(*qkv, causal=True, **lengths), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="mask.lengths = 3 has 1 but cu_seqlens_q is None; the mask was made with cu_seqlens_q"):

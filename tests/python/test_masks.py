@@ -168,9 +168,9 @@ def made(monkeypatch):
     """The sizes of masks that are made, one after the other."""
     asked, make = [], _mask_make.make
 
-    def counting(source, seq_q, seq_k, *others):
+    def counting(source, seq_q, seq_k, *others, **named):
         asked.append((seq_q, seq_k))
-        return make(source, seq_q, seq_k, *others)
+        return make(source, seq_q, seq_k, *others, **named)
 
     monkeypatch.setattr(_mask_make, "make", counting)
     return asked
@@ -402,5 +402,5 @@ def test_operators():
     largest = torch.empty(4)
     flash3.attention(q, k, v, mask=mask, max_logits=largest)
     assert (largest <= lse.amax((0, 2)) + 1e-6).all() and largest.isfinite().all()
-    with pytest.raises(RuntimeError, match="mask_fields has 2 numbers but it must have the 13 that mask_make gives"):
+    with pytest.raises(RuntimeError, match="mask_fields has 2 numbers but it must have the 14 that mask_make gives"):
         torch.ops.flash3.forward(q, k, v, mask=mask.data, mask_fields=[1, 2])

@@ -17,6 +17,7 @@ FP8_BLOCK = 128  # tokens that share a scale
 WORKSPACE_ALIGNMENT = 256
 MASK_BLOCK, MASK_MOST_RANGES = 128, 8  # queries and keys of a mask's block; ranges that it holds of a query at most
 MASK_ALL_SEEN = -1  # in place of the number of a block of bits
+MASK_LENGTHS = {"cu_seqlens_q": 1, "cu_seqlens_k": 2, "seqused_q": 4, "seqused_k": 8}  # what the lengths of a mask are the sum of
 
 
 def _load():

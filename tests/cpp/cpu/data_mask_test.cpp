@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cases/mask.hpp"
+#include "cases/sequences.hpp"
 #include "cases/table.hpp"
 #include "core/mask_problem.hpp"
 #include "cpu/mask_reader.hpp"
@@ -37,8 +38,8 @@ struct Expected {
 
 class ListCheck {
  public:
-  explicit ListCheck(const cases::HostMask& host)
-      : memory_(memory_of(host.mask)), pairs_(host.pairs()) {}
+  ListCheck(const cases::Case& c, const cases::HostMask& host)
+      : memory_(memory_of(host.mask)), pairs_(host.pairs()), sequences_(cases::make_sequences(c)) {}
 
   void run() const {
     const MaskShape& s = memory_.shape;
@@ -74,18 +75,18 @@ class ListCheck {
   bool seen(Index b, Index h, Index i, Index j) const {
     return pairs_.of(b, h)[i * pairs_.seq_k + j] != 0;
   }
-  // Calls what(query, key) for the pairs of a block inside of the sequences.
+  // Calls what(query, key) for the pairs of a block inside of the sequence.
   template <class What>
-  void for_each_pair(Index q, Index k, const What& what) const {
-    const MaskShape& s = memory_.shape;
-    for (Index i = q * kMaskBlock; i < std::min<Index>((q + 1) * kMaskBlock, s.seq_q); ++i)
-      for (Index j = k * kMaskBlock; j < std::min<Index>((k + 1) * kMaskBlock, s.seq_k); ++j)
+  void for_each_pair(Index b, Index q, Index k, const What& what) const {
+    const SeqInfo s = sequences_[b];
+    for (Index i = q * kMaskBlock; i < std::min<Index>((q + 1) * kMaskBlock, s.q.length); ++i)
+      for (Index j = k * kMaskBlock; j < std::min<Index>((k + 1) * kMaskBlock, s.k.length); ++j)
         what(i, j);
   }
   Expected expected_of(Index b, Index h, Index q, Index k) const {
     Expected expected;
     int whole = kAllQuarters;  // quarters without a pair that is hidden
-    for_each_pair(q, k, [&](Index i, Index j) {
+    for_each_pair(b, q, k, [&](Index i, Index j) {
       const int quarter = 1 << (j % kMaskBlock / 64 * 2 + i % kMaskBlock / 64);
       if (seen(b, h, i, j))
         expected.quarters |= quarter;
@@ -93,14 +94,14 @@ class ListCheck {
         whole &= ~quarter;
     });
     for (int half = 0; half < 2; ++half)  // of the keys
-      if (k * kMaskBlock + 64 * (half + 1) > memory_.shape.seq_k) whole &= ~(3 << 2 * half);
+      if (k * kMaskBlock + 64 * (half + 1) > sequences_[b].k.length) whole &= ~(3 << 2 * half);
     if (whole == kAllQuarters) return expected;
     expected.kind = kMaskQuarters;
     if ((expected.quarters & ~whole) == 0) return expected;
     expected.kind = kMaskRange;
     for (; expected.range < memory_.shape.ranges; ++expected.range) {
       bool same = true;
-      for_each_pair(q, k, [&](Index i, Index j) {
+      for_each_pair(b, q, k, [&](Index i, Index j) {
         const MaskRange range = *memory_.range(expected.range, b, h, i);
         same = same && (range.begin <= j && j < range.end) == seen(b, h, i, j);
       });
@@ -124,7 +125,7 @@ class ListCheck {
     for (int row = 0; row < kMaskBlock; ++row)
       for (int key = 0; key < kMaskBlock; ++key) {
         const Index i = q * kMaskBlock + row, j = k * kMaskBlock + key;
-        const bool inside = i < memory_.shape.seq_q && j < memory_.shape.seq_k;
+        const bool inside = i < sequences_[b].q.length && j < sequences_[b].k.length;
         const MaskBit at = mask_bit(row, key);
         wrong += (words[at.word] >> at.bit & 1) != unsigned{inside && seen(b, h, i, j)};
       }
@@ -149,21 +150,22 @@ class ListCheck {
             const MaskRange range = *memory_.range(r, b, h, i);
             ASSERT_GE(range.begin, 0);
             ASSERT_LE(range.end, s.seq_k);
-            ASSERT_TRUE(i < s.seq_q || range.begin >= range.end);
+            ASSERT_TRUE(i < sequences_[b].q.length || range.begin >= range.end);
           }
   }
 
   const MaskMemory memory_;
   const MaskPairs& pairs_;
+  const cases::CaseSequences sequences_;
 };
 
 TEST(DataMask, ListsAreWhatTheSourceShows) {
-  int kinds[3] = {};
+  int kinds[4] = {};
   for (const cases::Case& c :
        cases::mask_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_CPU), false)) {
     SCOPED_TRACE(to_id(c));
     const auto host = cases::make_host_mask(c);
-    ListCheck(*host).run();
+    ListCheck(c, *host).run();
     const MaskMemory memory = memory_of(host->mask);
     for (int n = 0; n < memory.counts->blocks; ++n) ++kinds[memory.blocks[n].kind()];
   }

@@ -286,9 +286,9 @@ typedef struct flash3_forward_params {
    * a page table, cache_batch_idx, leftpad_k, k_new, qv or tree_mask, nor, on Hopper, with FP8 and
    * a softcap. */
   const flash3_mask* mask;
-  /** [heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. slope · |i' − j| is subtracted
-   * from the scaled and capped score of query i and key j, with i' as in Mask. Not with tree_mask.
-   * On the CPU alone. Has no gradient. All zero: none. */
+  /** [heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. The slope times the distance
+   * of i' and j is subtracted from the scaled and capped score of query i and key j, with i' as in
+   * Mask. Not with tree_mask. On the CPU alone. Has no gradient. All zero: none. */
   flash3_tensor alibi_slopes;
 } flash3_forward_params;
 

@@ -137,8 +137,9 @@ ABOUT = {
         "is NaN, that of its row and of its head is undefined. On a GPU k and v are neither FP8 nor become it, and out and lse may "
         "differ in their last bits from those of a call without. Has no gradient. None: not wanted.",
     "alibi_slopes":
-        "[heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. slope * |i' - j| is subtracted from the scaled and capped "
-        "score of query i and key j, with i' as in Mask. Not with tree_mask. On the CPU alone. Has no gradient. None: none.",
+        "[heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. The slope times the distance of i' and j is subtracted "
+        "from the scaled and capped score of query i and key j, with i' as in Mask. Not with tree_mask. On the CPU alone. Has no "
+        "gradient. None: none.",
 }
 
 # Tensors of one dtype alone.

@@ -25,7 +25,7 @@ class Mask(NamedTuple):
     blocks: int  #: blocks of 128 x 128 that it has room for
     partial_blocks: int  #: those of them that it has room for a bit for each pair of
     granularity: int  #: 64 where it was made from blocks that 128 does not divide, else 128
-    lengths: int = 0  #: made with: 1 for cu_seqlens_q, plus 2 for cu_seqlens_k, 4 for seqused_q, 8 for seqused_k
+    lengths: int = 0  #: 1 if it was made with cu_seqlens_q, plus 2 for cu_seqlens_k, 4 for seqused_q, 8 for seqused_k
 
     @property
     def fields(self):

@@ -247,7 +247,7 @@ TEST(Counts, SeenPairsAreThoseOfTheMask) {
     double seen = 0;
     for (int64_t b = 0; b < c.batch; ++b)
       for (int64_t h = 0; h < c.heads_q; ++h)
-        for (int64_t n = 0; n < c.seq_q * c.seq_k; ++n) seen += pairs.of(b, h)[n];
+        for (int64_t n = 0; n < pairs.seq_q * pairs.seq_k; ++n) seen += pairs.of(b, h)[n];
     return seen;
   };
   for (const Case& c : mask_case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU), false)) {

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import flash3
-from flash3 import _library, masks
+from flash3 import _library, _mask_lengths, masks
 from test_masks import plain
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -119,6 +119,15 @@ def test_sequences_that_are_used_in_part(device, kind):
         assert x.isfinite().all()
         for b in range(batch):
             assert (x[b, int(used[f"seqused_{name}"][b]):] == 0).all()
+
+
+def test_sequences_without_a_token():
+    qkv, lengths = packed_inputs("cpu", [0, 0], [0, 0])
+    lengths |= {"max_seqlen_q": None, "max_seqlen_k": None}
+    out = flash3.attention(*qkv, mask=masks.ranges(torch.zeros(1, 1, 2, qkv[0].shape[0], dtype=torch.int32)), **lengths)
+    assert (out == 0).all()
+    made = _mask_lengths._packed("ranges", torch.zeros(1, 1, 2, 0, dtype=torch.int32), 3, lengths["cu_seqlens_q"], 0, 7, "q")
+    assert made.shape == (1, 1, 2, 7)
 
 
 def test_a_mask_is_made_again_for_other_lengths():

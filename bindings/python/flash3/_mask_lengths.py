@@ -82,13 +82,12 @@ def _packed(name, x, dim, cu_seqlens, longest, total, side):
         return x
     if columns != longest:
         raise ValueError(f"{name}.shape[{dim}] = {columns} but it must be total_{side} = {total} or the most tokens of a sequence, {longest}")
-    if x.device != cu_seqlens.device:
-        x = x.to(cu_seqlens.device)
-    tokens = torch.arange(total, device=x.device)
-    first = cu_seqlens.long()
+    x = x.to(cu_seqlens.device)
+    if columns == 0:  # no sequence has a token
+        return x.new_zeros(*x.shape[:dim], total)
+    tokens, first = torch.arange(total, device=x.device), cu_seqlens.long()
     sequence = (torch.searchsorted(first, tokens, right=True) - 1).clamp(min=0)
-    return x.index_select(dim, (tokens - first[sequence]).clamp(0, max(columns - 1, 0))).contiguous() if columns else x.expand(
-        *x.shape[:dim], total).contiguous()
+    return x.index_select(dim, (tokens - first[sequence]).clamp(0, columns - 1)).contiguous()
 
 
 def with_band(source, band, rows_q, rows_k, lengths):

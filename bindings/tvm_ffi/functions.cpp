@@ -3,7 +3,7 @@
 // quantize, merge, mask_size, mask_make, mask_used, and arguments, which tells the names of a
 // function's arguments. Every result is the caller's, but for mask_size's number; trailing
 // arguments may be left out, and None is what the C interface has for "not given". They
-// use nothing of TVM-FFI's C++, and the library makes every decision behind the C interface.
+// use nothing of TVM-FFI's C++, and the library makes every decision, below the C interface.
 #include <flash3/flash3.h>
 #include <flash3/mask.h>
 #include <flash3/merge.h>

@@ -23,23 +23,6 @@ int64_t entry(const flash3_tensor& t, int64_t i) {
   return static_cast<const int32_t*>(t.data)[i * t.stride[0]];
 }
 
-// The tokens that count of one sequence: rows first, first + 1, … of tensors [batch, seq, …] or
-// [total, …].
-struct Tokens {
-  int64_t first, count;
-};
-
-Tokens tokens_of(const flash3_tensor& t, const flash3_tensor& cu_seqlens,
-                 const flash3_tensor& seqused, int64_t b) {
-  Tokens tokens{0, t.shape[1]};
-  if (given(cu_seqlens)) {
-    tokens.first = entry(cu_seqlens, b);
-    tokens.count = entry(cu_seqlens, b + 1) - tokens.first;
-  }
-  if (given(seqused)) tokens.count = entry(seqused, b);
-  return tokens;
-}
-
 // What forward and backward have in common: the scores of a call.
 template <class Params>
 struct Call {
@@ -59,8 +42,10 @@ struct Call {
                            : double{static_cast<float>(1 / std::sqrt(double(products())))};
 
   int64_t kv_head(int64_t head) const { return head / (heads_q / heads_k); }
-  Tokens queries(int64_t b) const { return tokens_of(p.q, p.cu_seqlens_q, p.seqused_q, b); }
-  Tokens keys(int64_t b) const { return tokens_of(p.k, p.cu_seqlens_k, p.seqused_k, b); }
+  Tokens queries(int64_t b) const {
+    return tokens_of(p.cu_seqlens_q, p.seqused_q, b, p.q.shape[1]);
+  }
+  Tokens keys(int64_t b) const { return tokens_of(p.cu_seqlens_k, p.seqused_k, b, p.k.shape[1]); }
 
   VisibleKeys visible(int64_t b) const {
     return VisibleKeys::of(p, queries(b).count, keys(b).count);
@@ -152,14 +137,14 @@ class ForwardTokens {
   }
   int64_t padding(int64_t b) const { return given(p_.leftpad_k) ? entry(p_.leftpad_k, b) : 0; }
   int64_t added(int64_t b) const {
-    return given(p_.k_new) ? tokens_of(p_.k_new, p_.cu_seqlens_k_new, {}, b).count : 0;
+    return given(p_.k_new) ? tokens_of(p_.cu_seqlens_k_new, {}, b, p_.k_new.shape[1]).count : 0;
   }
   int64_t keys(int64_t b) const { return used(b) - padding(b) + added(b); }
 
   double k(int64_t b, int64_t j, int64_t head, int64_t d) const {
     const int64_t n = padding(b) + j - used(b);
     if (n < 0) return cached(p_.k, b, padding(b) + j, head, d);
-    const Tokens tokens = tokens_of(p_.k_new, p_.cu_seqlens_k_new, {}, b);
+    const Tokens tokens = tokens_of(p_.cu_seqlens_k_new, {}, b, p_.k_new.shape[1]);
     return appended(transformed(p_.k_new, b, tokens, n, head, d, position(b) + n), p_.k_new,
                     k_scale(b, j, head));
   }
@@ -167,7 +152,7 @@ class ForwardTokens {
     const int64_t n = padding(b) + j - used(b);
     if (n < 0) return cached(p_.v, b, padding(b) + j, head, d);
     if (!given(p_.v_new)) return k(b, j, head, d + first_of_values());
-    const Tokens tokens = tokens_of(p_.v_new, p_.cu_seqlens_k_new, {}, b);
+    const Tokens tokens = tokens_of(p_.cu_seqlens_k_new, {}, b, p_.v_new.shape[1]);
     return appended(static_cast<float>(call_.element(p_.v_new, b, tokens, n, head, d)), p_.v_new,
                     v_scale(b, j, head));
   }

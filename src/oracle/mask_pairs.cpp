@@ -16,24 +16,6 @@ Element at(const flash3_tensor& t, int64_t b, int64_t h, int64_t row, int64_t co
   return static_cast<const Element*>(t.data)[offset];
 }
 
-// The tokens that count of a sequence, as definition.cpp has those of a call.
-struct Tokens {
-  int64_t first, count;
-};
-Tokens tokens_of(const flash3_tensor& cu_seqlens, const flash3_tensor& seqused, int64_t b,
-                 int64_t longest) {
-  const auto entry = [](const flash3_tensor& t, int64_t i) {
-    return int64_t{static_cast<const int32_t*>(t.data)[i * t.stride[0]]};
-  };
-  Tokens tokens{0, longest};
-  if (given(cu_seqlens)) {
-    tokens.first = entry(cu_seqlens, b);
-    tokens.count = entry(cu_seqlens, b + 1) - tokens.first;
-  }
-  if (given(seqused)) tokens.count = entry(seqused, b);
-  return tokens;
-}
-
 // A sequence and a head.
 struct Place {
   int64_t b, h;
@@ -102,6 +84,20 @@ const flash3_tensor* source_of(const flash3_mask_params& p) {
 }
 
 }  // namespace
+
+Tokens tokens_of(const flash3_tensor& cu_seqlens, const flash3_tensor& seqused, int64_t b,
+                 int64_t rows) {
+  const auto entry = [](const flash3_tensor& t, int64_t i) {
+    return int64_t{static_cast<const int32_t*>(t.data)[i * t.stride[0]]};
+  };
+  Tokens tokens{0, rows};
+  if (given(cu_seqlens)) {
+    tokens.first = entry(cu_seqlens, b);
+    tokens.count = entry(cu_seqlens, b + 1) - tokens.first;
+  }
+  if (given(seqused)) tokens.count = entry(seqused, b);
+  return tokens;
+}
 
 MaskPairs mask_pairs(const flash3_mask_params& p) {
   const flash3_tensor* const source = source_of(p);

@@ -11,6 +11,14 @@
 
 namespace flash3 {
 
+// The tokens that count of one sequence: rows first, first + 1, … of tensors [batch, seq, …] or
+// [total, …]. rows: how many there are where no length says it.
+struct Tokens {
+  int64_t first, count;
+};
+Tokens tokens_of(const flash3_tensor& cu_seqlens, const flash3_tensor& seqused, int64_t b,
+                 int64_t rows);
+
 // A byte for each pair: [batch, heads, seq_q, seq_k], with 1 in place of what all share. A sequence
 // that is shorter has its pairs in the first rows and columns.
 struct MaskPairs {

@@ -103,7 +103,7 @@ struct ListedSequence {
   int batch;
   int q_first, q_length;  // from its first row of a packed tensor, else 0
   int k_first, k_length;
-  int k_capacity;        // k_length and the unused rows behind them
+  int k_capacity;        // k_length and the unused rows after them
   int tiles;             // of each group of heads
   int groups_at_a_time;  // groups of heads whose tiles run at the same time
 };

@@ -8,7 +8,6 @@
 
 #include "call.hpp"
 #include "core/added_checks.hpp"
-#include "core/backend.hpp"
 #include "core/problem.hpp"
 
 namespace flash3::test {
@@ -120,29 +119,10 @@ TEST(AddedTensors, OfBackwardCallsKeepTheirRules) {
 }
 
 // A backend that has no kernels for one says so by name, and the others take it.
-class Named : public Backend {
- public:
-  explicit Named(flash3_backend id) : id_(id) {}
-  flash3_backend id() const override { return id_; }
-  const char* name() const override { return flash3_backend_name(id_); }
-  Status available() const override { return {}; }
-  std::string describe() const override { return name(); }
-  Status can_access(const void*, bool*) const override { return {}; }
-  Status plan(const ForwardProblem&, PlanPointer<ForwardProblem>*) const override { return {}; }
-  Status plan(const BackwardProblem&, PlanPointer<BackwardProblem>*) const override { return {}; }
-  Status plan(const QuantizeProblem&, PlanPointer<QuantizeProblem>*) const override { return {}; }
-  Status plan(const MergeProblem&, PlanPointer<MergeProblem>*) const override { return {}; }
-  Status make_mask(const MaskProblem&) const override { return {}; }
-  Status read_mask_counts(const MaskShape&, const void*, void*, MaskCounts*) const override {
-    return {};
-  }
-  Status fill_padding(const Padding&, void*) const override { return {}; }
-  Status max_of_rows(const LseView&, int64_t, int64_t, const LseView&, void*) const override {
-    return {};
-  }
-
- private:
-  flash3_backend id_;
+struct Named {
+  flash3_backend of;
+  flash3_backend id() const { return of; }
+  const char* name() const { return flash3_backend_name(of); }
 };
 
 TEST(AddedTensors, AreRefusedByBackendsWithoutKernelsForThem) {
@@ -151,8 +131,8 @@ TEST(AddedTensors, AreRefusedByBackendsWithoutKernelsForThem) {
                                                  const ParamField& field, const std::string&) {
     ForwardProblem problem;
     ASSERT_TRUE(make_forward_problem(&p, Pointers::kRequired, &problem).ok());
-    EXPECT_EQ(check_added_on(problem, Named(FLASH3_BACKEND_CPU)).message(), "");
-    const Status status = check_added_on(problem, Named(FLASH3_BACKEND_HOPPER));
+    EXPECT_EQ(check_added_on(problem, Named{FLASH3_BACKEND_CPU}).message(), "");
+    const Status status = check_added_on(problem, Named{FLASH3_BACKEND_HOPPER});
     EXPECT_EQ(status.message(),
               field.is_cpu_alone ? std::string(field.name) +
                                        " is given but the hopper backend has no kernels that take "

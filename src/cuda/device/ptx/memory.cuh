@@ -82,7 +82,7 @@ __device__ __forceinline__ void order_before(const float (&x)[N], uint32_t* neve
       : "memory");
 }
 
-// What lies in memory is loaded again behind this point: no registers keep it meanwhile.
+// What lies in memory is loaded again after this point: no registers keep it meanwhile.
 __device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
 
 // ---- any number of floats, by the copy engine: addresses and sizes are multiples of 16 bytes ----

@@ -29,7 +29,7 @@ using SingleState = PipelineState<1>;
 // What every kernel is launched with: BackwardParams, and more for lists (kernel_params.h).
 struct BackwardKernelParams;
 
-// Shared memory: that of kernels that walk lists has more behind that of any other (lists.cuh).
+// Shared memory: kernels that walk lists have more after what any other has (lists.cuh).
 template <class Common, BackwardConfig kRow>
 struct SharedOf;
 template <class Common, BackwardConfig kRow>

@@ -47,7 +47,7 @@ struct KeyWalk<Traits, false> {
     const RowKeys &upper = rows[c.row % kWarpRows], &lower = rows[c.row % kWarpRows + 8];
     const auto seen = [&](int r) { return Traits::kBand && r == 1 ? lower : upper; };
     const auto view = tile.view();
-    // A causal mask's keys end in the tile, and begin in front of it.
+    // A causal mask's keys end in the tile, and begin before it.
     if constexpr (Consumer::kOneSidedMasks) {
       if (!__any_sync(~0u, upper.first > view.first_key || lower.first > view.first_key))
         return RangeMask<decltype(seen), false>{seen}.apply(view, tile.scores);

@@ -110,8 +110,8 @@ struct ForwardConstants {
   using QState = PipelineState<kQStages>;
 };
 
-// Shared memory: that of split kernels and of those that walk lists has more behind that of any
-// other (split.cuh, list_place.cuh).
+// Shared memory: split kernels and those that walk lists have more after what any other has
+// (split.cuh, list_place.cuh).
 template <class Common, ForwardConfig kRow>
 struct SharedOf;
 template <class Common, ForwardConfig kRow>

@@ -288,7 +288,7 @@ typedef struct flash3_forward_params {
   const flash3_mask* mask;
   /** [heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. The slope times the distance
    * of i' and j is subtracted from the scaled and capped score of query i and key j, with i' as in
-   * Mask. Not with tree_mask. On the CPU alone. Has no gradient. All zero: none. */
+   * Mask. Not with tree_mask. Has no gradient. All zero: none. */
   flash3_tensor alibi_slopes;
 } flash3_forward_params;
 

@@ -62,7 +62,7 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
     FLASH3_FIELD(max_logits, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads rows"),
     FLASH3_FIELD(mask, .is_context = true),
-    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask", .is_cpu_alone = true),
+    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask"),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
   // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the
@@ -113,7 +113,7 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(fill_padding, .is_flag = true),
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
     FLASH3_FIELD(mask, .is_context = true),
-    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask", .is_cpu_alone = true),
+    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask"),
   };
   static constexpr size_t kListed = 33;  // those that calls.py places
   // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the

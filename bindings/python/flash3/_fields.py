@@ -138,8 +138,8 @@ ABOUT = {
         "differ in their last bits from those of a call without. Has no gradient. None: not wanted.",
     "alibi_slopes":
         "[heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. The slope times the distance of i' and j is subtracted "
-        "from the scaled and capped score of query i and key j, with i' as in Mask. Not with tree_mask. On the CPU alone. Has no "
-        "gradient. None: none.",
+        "from the scaled and capped score of query i and key j, with i' as in Mask. Not with tree_mask. Has no gradient. None: "
+        "none.",
 }
 
 # Tensors of one dtype alone.

@@ -125,7 +125,7 @@ void view_added(const flash3_tensor& t, const Problem& p, LseView* view) {
 
 void view_added(const flash3_tensor& t, const Problem&, HeadsView* view) {
   *view = {static_cast<float*>(t.data), is_given(t), t.ndim == 2 ? stride_of(t, 0) : 0,
-           t.ndim > 0 ? stride_of(t, t.ndim - 1) : 0};
+           t.ndim > 0 ? stride_of(t, t.ndim - 1) : 0, t.ndim == 2};
 }
 
 void view_added(const flash3_tensor& t, const Problem& p, BiasView* view) {
@@ -147,6 +147,7 @@ void view_added(const flash3_tensor& t, const Problem& p, BiasTableView* view) {
   if (!view->given) return;
   view->stride_head = stride_of(t, 0);
   view->distance = t.shape[1] / 2;
+  view->heads = t.shape[0];
   view->sums_heads = t.shape[0] == 1 && p.heads_q > 1;
 }
 

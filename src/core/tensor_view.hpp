@@ -31,6 +31,7 @@ struct HeadsView {
   float* data = nullptr;  // null: not given (or the call is only a question)
   bool given = false;
   int64_t stride_batch = 0, stride_head = 0;
+  bool of_batch = false;  // [batch, head]
 
   int64_t offset(int64_t batch, int64_t head) const {
     return batch * stride_batch + head * stride_head;
@@ -65,6 +66,7 @@ struct BiasTableView {
   float* data = nullptr;  // null: not given (or the call is only a question)
   bool given = false;
   int64_t stride_head = 0, distance = 0;
+  int64_t heads = 0;        // its own: 1 or all
   bool sums_heads = false;  // one for all query heads, of which there are more
 
   int64_t entries() const { return 2 * distance + 1; }

@@ -4,6 +4,7 @@ import torch
 
 from ._build import NAME
 from ._fields import GRADIENTS
+from ._torch_kinds import is_sharded
 
 NO_SECOND = ("flash3 has no second derivatives: the gradients of its backward are not implemented; torch has them, for "
              "scaled_dot_product_attention in torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
@@ -47,6 +48,9 @@ class _Recorded(torch.autograd.Function):
 
 def run(wanted, tensors, arguments):
     """backward_with(), for autograd and torch.compile."""
+    if any(type(x) is not torch.Tensor and is_sharded(type(x)) for x in tensors):
+        raise NotImplementedError(f"{wanted[0]}.requires_grad = True and q is a DTensor, of which flash3 has no gradient of it; give "
+                                  "to_local() of each")
     if torch.compiler.is_compiling():
         return backward_with(wanted, tensors, arguments)
     if torch._C._are_functorch_transforms_active():

@@ -145,7 +145,8 @@ class Call {
       const Argument& a = schema_.arguments[i];
       if (!values_[i].tensor || !a.field) continue;
       flash3_tensor* const described = output(a.name, *a.field, *values_[i].tensor);
-      if (!a.field->is_written && !a.is_cache) close_gaps(a, *values_[i].tensor, described);
+      if (!a.field->is_written && !a.field->any_strides && !a.is_cache)
+        close_gaps(a, *values_[i].tensor, described);
     }
   }
   // Describes a result that was made for the call.

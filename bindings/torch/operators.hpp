@@ -15,7 +15,8 @@ inline constexpr Schema<flash3_forward_params> kForward(
     "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, Tensor? q_scale=None, Tensor? "
     "k_scale=None, Tensor? v_scale=None, bool compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, "
     "int fp8_sums=0, ScalarType? out_dtype=None, Tensor? qv=None, Tensor? mask=None, int[] mask_fields=[], int "
-    "mask_alignment=0, Tensor? alibi_slopes=None) -> (Tensor, Tensor)");
+    "mask_alignment=0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> (Tensor, "
+    "Tensor)");
 
 inline constexpr Schema<flash3_forward_params> kInference(
     "inference(Tensor q, Tensor k, Tensor v, float softmax_scale=0., bool causal=False, bool "
@@ -29,7 +30,7 @@ inline constexpr Schema<flash3_forward_params> kForwardOut(
     "deterministic=False, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, bool "
     "compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, int fp8_sums=0, Tensor? qv=None, bool "
     "fill_padding=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, Tensor(c!)? "
-    "max_logits=None, Tensor? alibi_slopes=None) -> ()");
+    "max_logits=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> ()");
 
 inline constexpr Schema<flash3_backward_params> kBackward(
     "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float "
@@ -37,7 +38,7 @@ inline constexpr Schema<flash3_backward_params> kBackward(
     "window_right=-1, float softcap=0., SymInt chunk=0, Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? "
     "cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, bool deterministic=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, "
-    "Tensor? alibi_slopes=None) -> (Tensor, Tensor, Tensor, Tensor)");
+    "Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> (Tensor, Tensor, Tensor, Tensor)");
 
 inline constexpr Schema<flash3_backward_params> kBackwardOut(
     "backward_out(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor(a!) "
@@ -46,7 +47,8 @@ inline constexpr Schema<flash3_backward_params> kBackwardOut(
     "Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
     "seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, bool "
     "fill_padding=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, Tensor? "
-    "alibi_slopes=None) -> ()");
+    "alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None, Tensor(e!)? dbias=None, Tensor(f!)? "
+    "dbias_table=None, Tensor(g!)? dalibi_slopes=None) -> ()");
 
 inline constexpr Schema<flash3_quantize_params> kQuantize(
     "quantize(Tensor? q=None, Tensor? k=None, Tensor? v=None, int scale_ndim=3, SymInt heads_k=0, Tensor? "
@@ -69,7 +71,8 @@ inline constexpr Schema<flash3_forward_params> kAttentionWithKvCache(
     "Tensor? leftpad_k=None, Tensor? cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "Tensor? schedule=None, SymInt schedule_key=0, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, "
-    "SymInt rotation_seed=0, int mask_alignment=0, Tensor? alibi_slopes=None) -> (Tensor, Tensor)");
+    "SymInt rotation_seed=0, int mask_alignment=0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? "
+    "bias_table=None) -> (Tensor, Tensor)");
 
 inline constexpr Schema<flash3_forward_params> kAttentionWithKvCacheAppend(
     "attention_with_kv_cache_append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? "
@@ -80,7 +83,8 @@ inline constexpr Schema<flash3_forward_params> kAttentionWithKvCacheAppend(
     "cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, SymInt "
     "sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? schedule=None, "
     "SymInt schedule_key=0, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, SymInt "
-    "rotation_seed=0, int mask_alignment=0, Tensor? alibi_slopes=None) -> (Tensor, Tensor)");
+    "rotation_seed=0, int mask_alignment=0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? "
+    "bias_table=None) -> (Tensor, Tensor)");
 
 inline constexpr Schema<flash3_forward_params> kAttentionWithKvCacheOut(
     "attention_with_kv_cache_out(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) out, Tensor(d!)? "
@@ -92,7 +96,7 @@ inline constexpr Schema<flash3_forward_params> kAttentionWithKvCacheOut(
     "max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "Tensor? schedule=None, SymInt schedule_key=0, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, "
     "SymInt rotation_seed=0, bool fill_padding=False, int mask_alignment=0, Tensor(e!)? max_logits=None, "
-    "Tensor? alibi_slopes=None) -> ()");
+    "Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> ()");
 
 inline constexpr Schema<flash3_forward_params> kKvCacheSchedule(
     "kv_cache_schedule(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? k_new, Tensor? v_new, Tensor? "
@@ -103,7 +107,7 @@ inline constexpr Schema<flash3_forward_params> kKvCacheSchedule(
     "seqused_q=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, "
     "Tensor? k_scale=None, Tensor? v_scale=None, ScalarType? out_dtype=None, Tensor? qv=None, Tensor? "
     "tree_mask=None, bool rotate=False, SymInt rotation_seed=0, int mask_alignment=0, Tensor? "
-    "alibi_slopes=None) -> (Tensor, SymInt)");
+    "alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> (Tensor, SymInt)");
 
 inline constexpr Schema<flash3_forward_params> kKvCacheScheduleOut(
     "kv_cache_schedule_out(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) schedule, SymInt schedule_key, "
@@ -114,7 +118,8 @@ inline constexpr Schema<flash3_forward_params> kKvCacheScheduleOut(
     "Tensor? leftpad_k=None, Tensor? cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "ScalarType? out_dtype=None, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, SymInt "
-    "rotation_seed=0, int mask_alignment=0, Tensor? alibi_slopes=None) -> ()");
+    "rotation_seed=0, int mask_alignment=0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? "
+    "bias_table=None) -> ()");
 
 inline constexpr Schema<flash3_merge_params> kMerge(
     "merge(Tensor out_parts, Tensor lse_parts, Tensor? sink=None, ScalarType? out_dtype=None) -> (Tensor, "
@@ -143,12 +148,12 @@ inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForw
 inline constexpr char kAttentionOptions[] =
     "causal window softmax_scale softcap chunk sink cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k "
     "seqused_q seqused_k deterministic q_scale k_scale v_scale out_dtype compute rotation_seed sm_margin "
-    "fp8_sums return_lse qv mask_alignment max_logits alibi_slopes mask";
+    "fp8_sums return_lse qv mask_alignment max_logits alibi_slopes bias bias_table mask";
 
 inline constexpr char kAttentionWithKvCacheOptions[] =
     "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "
     "rotary_offsets rotary_interleaved causal window softmax_scale softcap chunk sink cu_seqlens_q "
     "max_seqlen_q max_seqlen_k seqused_q q_scale k_scale v_scale rotate rotation_seed sm_margin schedule "
-    "tree_mask out_dtype return_lse qv mask_alignment max_logits alibi_slopes";
+    "tree_mask out_dtype return_lse qv mask_alignment max_logits alibi_slopes bias bias_table";
 
 }  // namespace flash3_torch

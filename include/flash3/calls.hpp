@@ -69,6 +69,8 @@ struct Forward {
   Tensor max_logits{};
   const flash3_mask* mask = nullptr;
   Tensor alibi_slopes{};
+  Tensor bias{};
+  Tensor bias_table{};
   /// @}
 
   /// The C struct of this call.
@@ -125,6 +127,8 @@ struct Forward {
     p.max_logits = max_logits;
     p.mask = mask;
     p.alibi_slopes = alibi_slopes;
+    p.bias = bias;
+    p.bias_table = bias_table;
     return p;
   }
 };
@@ -169,6 +173,11 @@ struct Backward {
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
   const flash3_mask* mask = nullptr;
   Tensor alibi_slopes{};
+  Tensor bias{};
+  Tensor bias_table{};
+  Tensor dbias{};
+  Tensor dbias_table{};
+  Tensor dalibi_slopes{};
   /// @}
 
   /// The C struct of this call.
@@ -210,6 +219,11 @@ struct Backward {
     p.mask_alignment = mask_alignment;
     p.mask = mask;
     p.alibi_slopes = alibi_slopes;
+    p.bias = bias;
+    p.bias_table = bias_table;
+    p.dbias = dbias;
+    p.dbias_table = dbias_table;
+    p.dalibi_slopes = dalibi_slopes;
     return p;
   }
 };

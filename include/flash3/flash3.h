@@ -276,10 +276,11 @@ typedef struct flash3_forward_params {
   int32_t fill_padding;
   int32_t mask_alignment; /**< flash3_mask_alignment, for each sequence; not with tree_mask */
   /** Written: [heads_q] or [batch, heads_q, seq_q] float32: the largest score that each head saw,
-   * or each row, laid out as lse: scaled, capped and less what alibi_slopes subtract; −∞ where none
-   * was seen. The sink is no score. Where a score is NaN, that of its row and of its head is
-   * undefined. On a GPU k and v are neither FP8 nor become it, and out and lse may differ in their
-   * last bits from those of a call without. Has no gradient. All zero: not wanted. */
+   * or each row, laid out as lse: scaled, capped, and with what bias, bias_table and alibi_slopes
+   * make of it; −∞ where none was seen. The sink is no score. Where a score is NaN, that of its row
+   * and of its head is undefined. On a GPU k and v are neither FP8 nor become it, and out and lse
+   * may differ in their last bits from those of a call without. Has no gradient. All zero: not
+   * wanted. */
   flash3_tensor max_logits;
   /** One of flash3_mask_make (mask.h), of this call's sizes; NULL: the band alone. The band of the
    * call is none, or that of the mask. With lengths, the mask was made with the same. Neither with
@@ -288,8 +289,19 @@ typedef struct flash3_forward_params {
   const flash3_mask* mask;
   /** [heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. The slope times the distance
    * of i' and j is subtracted from the scaled and capped score of query i and key j, with i' as in
-   * Mask. Not with tree_mask. Has no gradient. All zero: none. */
+   * Mask. Not with tree_mask. All zero: none. */
   flash3_tensor alibi_slopes;
+  /** [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float16, bfloat16 or float32: what is added to
+   * the scaled and capped score of query i and key j; finite, or −∞, which hides the pair. Any
+   * strides. Of packed queries the first dimension is 1 and the third 1 or total_q. Column j is key
+   * j of its sequence; with cu_seqlens_k or page_table there are as many as a sequence may have
+   * keys, or more. Only elements of rows and keys in use are read. Not with tree_mask. All zero:
+   * none. */
+  flash3_tensor bias;
+  /** [1 or heads_q, 2·D + 1] float32: a bias by distance, finite or −∞, which hides the pair. Entry
+   * clamp(j − i', −D, D) + D is added to the scaled and capped score of query i and key j, with i'
+   * as in Mask. Not with tree_mask. All zero: none. */
+  flash3_tensor bias_table;
 } flash3_forward_params;
 
 /** What flash3_forward() would return, given memory and workspace; if it is not FLASH3_OK,
@@ -328,9 +340,10 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  *     dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
  *
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
- * alibi_slopes, lengths and dtype must be the same. Gradients of rows that see nothing, of keys
- * that no query sees, and of tokens after seqused are exactly 0; every element of dq, dk and dv is
- * written, except rows of packed tensors that belong to no sequence, unless fill_padding is set. */
+ * biases, alibi_slopes, lengths and dtype must be the same. Gradients of rows that see nothing, of
+ * keys that no query sees, and of tokens after seqused are exactly 0; every element of dq, dk and
+ * dv is written, except rows of packed tensors that belong to no sequence, unless fill_padding is
+ * set. */
 typedef struct flash3_backward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
@@ -385,7 +398,20 @@ typedef struct flash3_backward_params {
   int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
   int32_t mask_alignment;     /**< as in flash3_forward_params */
   const flash3_mask* mask;    /**< as in flash3_forward_params, to the end */
-  flash3_tensor alibi_slopes; /**< as in flash3_forward_params */
+  flash3_tensor alibi_slopes; /**< as in flash3_forward_params, to bias_table */
+  flash3_tensor bias;
+  flash3_tensor bias_table;
+  /** Written: [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of bias: its
+   * gradient, in float32 summed over the dimensions that bias has one element of; 0 where no query
+   * sees the key. Any strides. The shape of bias, which must be given. On the CPU alone. All zero:
+   * not wanted. */
+  flash3_tensor dbias;
+  /** Written: [1 or heads_q, 2·D + 1] float32: the gradient of bias_table. The shape of bias_table,
+   * which must be given. On the CPU alone. All zero: not wanted. */
+  flash3_tensor dbias_table;
+  /** Written: [heads_q] or [batch, heads_q] float32: the gradient of alibi_slopes. The shape of
+   * alibi_slopes, which must be given. On the CPU alone. All zero: not wanted. */
+  flash3_tensor dalibi_slopes;
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

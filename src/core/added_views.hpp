@@ -11,6 +11,8 @@ namespace flash3 {
 // Of forward and backward calls.
 struct AddedViews {
   HeadsView alibi_slopes;
+  BiasView bias;
+  BiasTableView bias_table;
 };
 
 // Of forward calls alone.
@@ -20,6 +22,9 @@ struct AddedForwardViews {
 
 // Of backward calls alone.
 struct AddedBackwardViews {
+  BiasView dbias;
+  BiasTableView dbias_table;
+  HeadsView dalibi_slopes;
 };
 
 }  // namespace flash3

@@ -307,7 +307,6 @@ def test_what_is_refused_of_masks():
             (NotImplementedError, "^mask is given and q_segment_ids is given; a call has one mask", {"mask": mask, **both}),
             (NotImplementedError, "^mask is given and compute = 'fp8' is given", {"mask": mask, "compute": "fp8"}),
             (NotImplementedError, "^mask is given and compute = 'fp8' is given", {**both, "compute": "fp8"}),
-            (NotImplementedError, "^bias is given", {"bias": mask.astype(jnp.float32), "mask": mask}),
             (ValueError, "^kv_segment_ids is given but q_segment_ids is None; they belong together", {"kv_segment_ids": kv_ids}),
             (ValueError, "^kv_segment_ids is None, which stands for q_segment_ids, but seq_q = 8 and seq_k = 9", {"q_segment_ids": q_ids}),
             (ValueError, "^kv_segment_ids is q_segment_ids but seq_q = 8 and seq_k = 9", {"q_segment_ids": q_ids, "kv_segment_ids": q_ids}),

@@ -10,6 +10,7 @@ import pytest
 
 import flash3
 from flash3 import arrays
+from added_examples import examples
 from flash3._fields import ADDED
 
 LIBRARY = os.environ.get("FLASH3_TVM_FFI_LIBRARY")
@@ -64,8 +65,8 @@ def test_tensors_that_the_headers_have_gained(named, name):
     q, k, v = make()
     out, lse = np.empty_like(q), np.empty((2, 4, 33), np.float32)
     plain = flash3.attention(q, k, v, causal=True)
-    for shape in set(ADDED["forward"][name].split()) - {"rows"}:
-        given = {name: np.linspace(0.01, 0.5, 8, dtype=np.float32).reshape(2, 4)[:1 if shape == "heads" else 2].squeeze()}
+    for x in examples(name, 2, 4, 33, 33).values():
+        given = {name: x}
         named.forward(q, k, v, out, lse, causal=True, **given)
         wanted, wanted_lse = flash3.attention(q, k, v, causal=True, return_lse=True, **given)
         np.testing.assert_array_equal(out, wanted)

@@ -242,6 +242,7 @@ void draw_backward(Draw& d, Case* c) {
   c->want_dlse = d.percent(35);
   c->deterministic = d.percent(40);
   c->want_dsink = c->sink == Sink::kNone || d.percent(80);
+  c->want_dadded = d.percent(50);
   c->float32_gradients = c->dtype != FLASH3_FLOAT32 && d.percent(20);
 }
 

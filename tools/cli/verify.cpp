@@ -98,8 +98,8 @@ std::string report(const Case& c, const CheckResult& v) {
   } else {
     line += part("out", v.out);
     if (c.want_lse) line += "  " + part("lse", v.lse);
-    for (const auto& [name, check] : v.added) line += "  " + part(name.c_str(), check);
   }
+  for (const auto& [name, check] : v.added) line += "  " + part(name.c_str(), check);
   return line + " of its bound";
 }
 

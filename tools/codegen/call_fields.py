@@ -36,7 +36,8 @@ def field_table(headers):
                 ("is_flag", "true" if f.kind == "flag" else ""), ("is_rows", "true" if f.name in calls.ROWS.split() else ""),
                 ("dtype", f"FLASH3_{f.dtype.upper()}" if f.dtype else ""), ("words", f'"{words(headers, f)}"' if f.enum else ""),
                 ("shapes", f'"{f.shapes}"' if f.shapes else ""), ("without", f'"{f.without}"' if f.without else ""),
-                ("is_cpu_alone", "true" if f.cpu_alone else "")) if value)
+                ("like", f'"{f.like}"' if f.like else ""), ("is_cpu_alone", "true" if f.cpu_alone else ""),
+                ("any_strides", "true" if f.any_strides else "")) if value)
             lines.append(f"    FLASH3_FIELD({f.name}{options}),")
         listed = len(fields) - len(headers.added(call))
         lines += ["  };", f"  static constexpr size_t kListed = {listed};  // those that calls.py places", *added_tensors(fields, listed), "};",
@@ -65,9 +66,14 @@ def added_views(headers):
     for struct, about, fields in (("AddedViews", "Of forward and backward calls", [f for f in of["forward"] if f.name in both]),
                                   ("AddedForwardViews", "Of forward calls alone", [f for f in of["forward"] if f.name not in both]),
                                   ("AddedBackwardViews", "Of backward calls alone", [f for f in of["backward"] if f.name not in both])):
-        lines += [f"// {about}.", f"struct {struct} {{", *(f"  {'LseView' if 'rows' in f.shapes.split() else 'HeadsView'} {f.name};" for f in fields),
+        lines += [f"// {about}.", f"struct {struct} {{", *(f"  {view_of(f)} {f.name};" for f in fields),
                   "};", ""]
     return "\n".join([*lines, "}  // namespace flash3", ""])
+
+
+def view_of(field):
+    shapes = field.shapes.split()
+    return calls.VIEWS["rows" if "rows" in shapes else shapes[0]]
 
 
 def constant(name):
@@ -243,6 +249,8 @@ def python_fields(headers):
     for call in calls.CALLS:
         chosen = [f for f in headers.added_tensors(call) if not f.written]
         lines += filled(f'    "{call}": {{', [f'"{f.name}": "{f.shapes}"' for f in chosen], "},")
+    lines += ["}", "", "# Their gradients, where they have one.", "GRADIENTS = {"]
+    lines += [f'    "{name}": "{gradient}",' for name, gradient in headers.gradients().items()]
     lines += ["}", "", "# What the docstrings say of such tensors, written or not.", "ABOUT = {"]
     for f in {f.name: f for call in calls.CALLS for f in headers.added_tensors(call)}.values():
         lines += [f'    "{f.name}":', *wrapped(about_in_python(f).split(), 8, 130)]
@@ -263,8 +271,9 @@ def about_in_python(field):
     text = field.about
     for c, python in (("·", "*"), ("−∞", "-inf"), ("−", "-"), ("All zero:", "None:")):
         text = text.replace(c, python)
-    shapes = " or ".join(shape for word in field.shapes.split() for shape, name in calls.SHAPES.items() if name == word)
-    return f"{shapes} {field.dtype}: {'the call writes ' if field.written else ''}{text}"
+    words = field.shapes.split()
+    shapes = " or ".join(shape.replace("·", "*") for shape, names in calls.SHAPES.items() if names.split()[0] in words)
+    return f"{shapes} {field.dtypes}: {'the call writes ' if field.written else ''}{text}"
 
 
 def python_default(headers, call, name):

@@ -3,7 +3,7 @@
 
 It holds::
 
-    dot_product_attention   jax.nn.dot_product_attention without bias; differentiable, under jit, vmap and shard_map
+    dot_product_attention   jax.nn.dot_product_attention; differentiable, under jit, vmap and shard_map
 """
 import operator
 
@@ -15,16 +15,15 @@ except ImportError as error:
 import numpy as np
 
 from . import _jax, _jax_mask
-from ._fields import ABOUT, ADDED
+from ._fields import ABOUT, ADDED, GRADIENTS
 from ._options import int64_of, number_of, number_of_word, refuse_unknown, rotation_seed as seed_of, shows_options
 
 __all__ = ["dot_product_attention"]
 
+_ADDED = [name for name in ADDED["forward"] if name != "bias"]  # which JAX's own function has
 
-def _refuse(bias, implementation):
-    if bias is not None:
-        raise NotImplementedError("bias is given but flash3 takes none; give mask where it hides keys, and jax.nn.dot_product_attention "
-                                  "does the rest")
+
+def _refuse(implementation):
     if implementation not in (None, "flash3"):
         raise ValueError(f"implementation = {implementation!r} but it must be None or 'flash3'")
 
@@ -36,6 +35,15 @@ def _batched(name, x):
     if x.dtype.name not in _jax.DTYPES:
         raise TypeError(f"{name}.dtype = {x.dtype.name} but it must be one of {', '.join(_jax.DTYPES)}")
     return x if x.ndim == 4 else x[None]
+
+
+def _bias(x, seq_k):
+    """A bias as the C interface has it, where the last dimension has all keys."""
+    x = jnp.asarray(x)
+    if x.ndim > 4:
+        raise ValueError(f"bias.ndim = {x.ndim} but it must be at most 4, and broadcast to [batch, heads_q, seq_q, seq_k]")
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    return jnp.broadcast_to(x, (*x.shape[:3], seq_k)) if x.shape[3] == 1 else x
 
 
 def _scale(scale):
@@ -93,19 +101,22 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     flash3.attention: q_scale, k_scale and v_scale of float8_e4m3fn tensors, whose result is bfloat16 and has no gradients;
     compute="fp8" and rotation_seed of other tensors, whose gradients are computed in their own dtype.
 
-    bias raises NotImplementedError. Shapes and dtypes are checked when the call is traced; what only the machine or the
+    bias is float16, bfloat16 or float32 and broadcasts to [batch, heads_q, seq_q, seq_k], with dimensions added in front: what is added to
+    the scaled and capped scores; -inf hides a pair. Its gradient is a sum over the dimensions of size 1, and is made where it is asked for.
+    On the CPU alone. Shapes and dtypes are checked when the call is traced; what only the machine or the
     lengths can tell comes as XLA's error from the run.
     """
-    _refuse(bias, implementation)
+    _refuse(implementation)
     q, k, v = (_batched(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     batch = q.shape[0]
     left, right = _sides(is_causal, local_window_size)
     same = query_seq_lengths is key_value_seq_lengths
     seqused_q = _lengths("query_seq_lengths", query_seq_lengths, batch)
     seqused_k = seqused_q if same else _lengths("key_value_seq_lengths", key_value_seq_lengths, batch)
-    for name in added.keys() - ADDED["forward"].keys():
+    for name in added.keys() - set(_ADDED):
         refuse_unknown("dot_product_attention", name)
-    more = {"sink": sink, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, **added}
+    more = {"sink": sink, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, **added,
+            "bias": None if bias is None else _bias(bias, k.shape[1])}
     tensors = {"q": q, "k": k, "v": v, **{name: jnp.asarray(x) for name, x in more.items() if x is not None}}
     tensors.update(_jax.given(seqused_q=seqused_q, seqused_k=seqused_k))
     lengths = {"query_seq_lengths": seqused_q, "key_value_seq_lengths": seqused_k}
@@ -121,6 +132,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     return (out, jnp.swapaxes(lse, -1, -2)) if return_residual else out
 
 
-shows_options(dot_product_attention, dict.fromkeys(ADDED["forward"]))
+shows_options(dot_product_attention, dict.fromkeys(_ADDED))
 if dot_product_attention.__doc__:
-    dot_product_attention.__doc__ += "".join(f"\n    {name}, {ABOUT[name]} JAX takes a gradient of it to be 0.\n" for name in ADDED["forward"])
+    dot_product_attention.__doc__ += "".join(
+        f"\n    {name}, {ABOUT[name]}{'' if name in GRADIENTS else ' JAX takes a gradient of it to be 0.'}\n" for name in _ADDED)

@@ -30,6 +30,7 @@
 #include "cpu/kernels/simd-inl.hpp"
 #include "cpu/kernels/pack-inl.hpp"
 #include "cpu/kernels/multiply-inl.hpp"
+#include "cpu/kernels/biases-inl.hpp"
 #include "cpu/kernels/softmax-inl.hpp"
 #if defined(FLASH3_AMX)
 #include "cpu/kernels/amx-inl.hpp"
@@ -96,6 +97,7 @@ class TaskRunner {
   Buffers buffers_;
   std::optional<typename Words::Unit> unit_;
   bool v_is_finite_ = true;  // of the packed tile
+  bool bias_hides_ = false;  // a pair of the strip
 
   // Whether a mask lets any of the rows see the tile.
   bool is_listed(Range rows, Index tile) const {
@@ -228,7 +230,8 @@ class TaskRunner {
     float correction[kStripRows] = {};
     const bool capped = p_.softcap > 0;
     const float factor = capped ? p_.softcap : p_.softmax_scale;
-    const bool biased = p_.alibi_slopes.data != nullptr;
+    const bool biased = has_biases(p_);
+    bias_hides_ = false;
     const float scale = biased ? float(kLog2E) : factor * float(kLog2E);
     Index query = rows.begin / group_, of_query = rows.begin % group_;
     for (Index i = 0; i < rows.size(); ++i) {
@@ -243,9 +246,10 @@ class TaskRunner {
       float* scores = buffers_.scores + i * tile_.keys;
       if (capped)
         cap_row(scores, own_begin / kLanes * kLanes, own_end, p_.softmax_scale / p_.softcap);
-      if (biased)
-        subtract_distances(distances_of(rows.begin + i, tile), factor, own_begin / kLanes * kLanes,
-                           own_end, scores);
+      if (biased && own_begin < own_end &&
+          add_biases(bias_of(rows.begin + i, tile), factor, own_begin / kLanes * kLanes, own_end,
+                     scores))
+        bias_hides_ = true;
       std::fill(scores + begin, scores + own_begin, -kInfinity);
       std::fill(scores + own_end, scores + end, -kInfinity);
       if (sequence_.tree) hide_drafts(row_query, {tile + own_begin, tile + own_end}, scores - tile);
@@ -260,10 +264,9 @@ class TaskRunner {
   }
 
   // Of packed row r and the keys from this one on.
-  Distances distances_of(Index r, Index key) const {
+  RowBias bias_of(Index r, Index key) const {
     const PackedRow row = packed_row(group_, task_.kv_head, r);
-    return {p_.alibi_slopes.at(sequence_.batch, row.head),
-            key - (row.query + sequence_.mask.row_shift)};
+    return row_bias(p_, sequence_, row.query, row.head, key);
   }
 
   void hide_drafts(Index query, Range keys, float* scores) const {
@@ -325,7 +328,7 @@ class TaskRunner {
         const SeenKeys seen = seen_by_row(rows.begin + i, keys);
         common.begin = std::max(common.begin, round_up(seen.keys.begin - tile, step));
         common.end = std::min(common.end, (seen.keys.end - tile) / step * step);
-        if (seen.words) common.end = common.begin;
+        if (seen.words || bias_hides_) common.end = common.begin;
       }
       if (sequence_.tree)
         common.end = std::min(common.end, (sequence_.first_draft() - tile) / step * step);
@@ -365,8 +368,9 @@ class TaskRunner {
     const float* weights = buffers_.weights + i * tile_.keys / kPair;
     out += i * buffers_.v_words;
     const Index query = (first + i) / group_;
+    const RowBias bias = bias_hides_ ? bias_of(first + i, 0) : RowBias{};
     for (Index j = keys.begin; j < keys.end; ++j) {
-      if (sequence_.hides(query, j) || seen.hides(j)) continue;
+      if (sequence_.hides(query, j) || seen.hides(j) || bias.hides(j)) continue;
       float of_key = Words::weight(weights, j - tile);
       if constexpr (Words::kScaled)  // in place, weights have been multiplied before
         if (!in_place_) of_key *= buffers_.v_scales[j - tile];

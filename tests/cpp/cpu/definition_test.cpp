@@ -134,7 +134,7 @@ std::vector<std::string> with_added(const std::vector<std::string>& ids) {
         const cases::Case c = parsed(id);
         if (!cases::goes_with(c, field)) continue;
         if (c.backward && !find_field<flash3_backward_params>(field.name)) continue;
-        made.push_back(id + "/" + std::string(field.name) + "=" +
+        made.push_back(id + (c.backward ? "/dadded/" : "/") + std::string(field.name) + "=" +
                        std::string(word_at(field.shapes, i)));
       }
   return made;
@@ -168,6 +168,9 @@ void expect_backward(const std::string& id) {
   expect_same("dk", oracle.dk, definition.dk);
   expect_same("dv", oracle.dv, definition.dv);
   expect_same("dsink", oracle.dsink, definition.dsink);
+  EXPECT_EQ(oracle.added.size(), definition.added.size());
+  for (const auto& [name, values] : oracle.added)
+    expect_same(std::string(name).c_str(), values.values, definition.added.at(std::string(name)));
 }
 
 class Backward : public testing::TestWithParam<const char*> {};

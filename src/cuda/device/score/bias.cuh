@@ -72,26 +72,36 @@ __device__ __forceinline__ void add_slope(typename View::Scores& r_s, float scal
     }
 }
 
-// s · scale − slope · |j − i'|. view: of queries and keys of the sequence. By whole warps.
+// On which side of the diagonal the seen keys of a warp's part of a tile are: 1: all before or on
+// it, −1: all after or on it, 0: on both. By whole warps.
+template <ScoreView View>
+__device__ __forceinline__ int side_of(const HeadBias& head, const View& view) {
+  if (head.bias.no_later_keys) return 1;
+  const int distance = view.key(0) - view.row(0) - head.diagonal;
+  if (__all_sync(~0u, distance + most_offset<View>() <= 0)) return 1;
+  return __all_sync(~0u, distance + least_offset<View>() >= 0) ? -1 : 0;
+}
+
+// s · scale − slope · |j − i'|, on one side, where that is linear.
+template <ScoreView View>
+__device__ __forceinline__ void add_distances(const HeadBias& head, const View& view,
+                                              typename View::Scores& r_s, float scale, int side) {
+  const float step = side > 0 ? head.slope : -head.slope;
+  add_slope<View>(r_s, scale, float(view.key(0) - view.row(0) - head.diagonal) * step, step);
+}
+// The same on both.
 template <ScoreView View>
 __device__ __forceinline__ void add_distances(const HeadBias& head, const View& view,
                                               typename View::Scores& r_s, float scale) {
-  const int distance = view.key(0) - view.row(0) - head.diagonal;
-  const float first = float(distance) * head.slope;
-  if (head.bias.no_later_keys || !__any_sync(~0u, distance + most_offset<View>() > 0)) {
-    add_slope<View>(r_s, scale, first, head.slope);
-  } else if (!__any_sync(~0u, distance + least_offset<View>() < 0)) {
-    add_slope<View>(r_s, scale, -first, -head.slope);
-  } else {
+  const float distance = float(view.key(0) - view.row(0) - head.diagonal);
 #pragma unroll
-    for (int r = 0; r < View::kRows; ++r)
+  for (int r = 0; r < View::kRows; ++r)
 #pragma unroll
-      for (int k = 0; k < View::kKeys; ++k) {
-        float& s = View::at(r_s, r, k);
-        const float x = float(distance) + float(View::key_offset(k) - View::row_offset(r));
-        s = fmaf(s, scale, -head.slope * fabsf(x));
-      }
-  }
+    for (int k = 0; k < View::kKeys; ++k) {
+      float& s = View::at(r_s, r, k);
+      const float x = distance + float(View::key_offset(k) - View::row_offset(r));
+      s = fmaf(s, scale, -head.slope * fabsf(x));
+    }
 }
 
 // Adds the table's entries.
@@ -187,9 +197,17 @@ __device__ __forceinline__ bool has(BiasTerms term, bool given) {
 }
 
 // Makes values in base 2 of raw scores, which a softcap has scaled already (scale: what is left).
+// Where a tile's slopes seldom go another way, that is left to the caller: true, and nothing is
+// done.
 template <BiasTerms kTerms, ScoreView View>
-__device__ __forceinline__ void add_bias(const HeadBias& head, const View& view,
+__device__ __forceinline__ bool add_bias(const HeadBias& head, const View& view,
                                          typename View::Scores& r_s, float scale) {
+  if constexpr (kTerms == BiasTerms::kSlopes) {
+    const int side = side_of(head, view);
+    if (side == 0) return true;
+    add_distances(head, view, r_s, scale, side);
+    return false;
+  }
   if (has<kTerms>(BiasTerms::kSlopes, head.bias.slopes != nullptr)) {
     add_distances(head, view, r_s, scale);
   } else {
@@ -200,6 +218,7 @@ __device__ __forceinline__ void add_bias(const HeadBias& head, const View& view,
   }
   if (has<kTerms>(BiasTerms::kTable, head.bias.table != nullptr)) add_table(head, view, r_s);
   if (has<kTerms>(BiasTerms::kPairs, head.bias.pairs != nullptr)) add_pairs(head, view, r_s);
+  return false;
 }
 
 }  // namespace flash3::cuda

@@ -51,7 +51,8 @@ struct Probabilities<Traits, true> {
     }
     const ListedSequence& s = work.sequence;
     const HeadBias of{params.bias, s, head, all.schedule.rule.shift(s.q_length, s.k_length), slope};
-    add_bias<kTerms>(of, of_sequence(view), r_s, params.scale_log2);
+    if (add_bias<kTerms>(of, of_sequence(view), r_s, params.scale_log2))
+      add_distances(of, of_sequence(view), r_s, params.scale_log2);
   }
 
   // Replaces values by what dSᵀ is to be multiplied with, and makes Pᵀ as operand.

@@ -65,7 +65,11 @@ struct TileBias {
     return {};
   }
   template <class Tile>
-  __device__ __forceinline__ void apply(Tile&) const {}
+  __device__ __forceinline__ bool apply(Tile&) const {
+    return false;
+  }
+  template <class Tile>
+  __device__ __forceinline__ void apply_rarely(Tile&) const {}
   template <class Tile>
   __device__ __forceinline__ void drop(Tile&) const {}
   __device__ __forceinline__ void scale_normalisation(float (&)[2]) const {}
@@ -363,14 +367,17 @@ struct Consumer {
   // Masks the scores and raises the rows' maxima; true if O must be rescaled.
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
     tile.operands.scale_scores(tile);
-    tile.bias.apply(tile);
+    const bool rare = tile.bias.apply(tile);
     const auto mask = [&] { Walk::mask(*this, tile); };
     bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
     if constexpr (kLists) masked = tile.walked.seen.masked;
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
-      if (masked) mask();
+      if (masked || rare) {
+        if (rare) tile.bias.apply_rarely(tile);
+        if (masked) mask();
+      }
       return tile.softmax.begin_tile(tile.scores, tile.alpha);
     }
   }

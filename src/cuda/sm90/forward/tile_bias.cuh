@@ -37,9 +37,9 @@ struct TileBias<Traits, ScoreKind::kBiased> {
     return {c.params, c.shared, c.warp, slope};
   }
 
-  // Before the mask.
+  // Before the mask. True: apply_rarely() is left, beside masks, which a tile seldom needs either.
   template <class Tile>
-  __device__ __forceinline__ void apply(Tile& tile) const {
+  __device__ __forceinline__ bool apply(Tile& tile) const {
     const BiasParams& biased = kernel_params(params).biased;
     if (kAny && biased.bias.capped) {
       const ModOf<ScoreKind::kSoftcap> cap{params.softcap};
@@ -47,11 +47,12 @@ struct TileBias<Traits, ScoreKind::kBiased> {
 #pragma unroll
       for (float& s : tile.scores) s = cap.value(s);
     }
-    const ListedSequence& s = queries().sequence;
-    const int head = queries().head_group;
-    const HeadBias of{biased.bias, s, head, params.schedule.rule.shift(s.q_length, s.k_length),
-                      kKeepsSlope ? slope : slope_of(biased.bias, s.batch, head)};
-    add_bias<kTerms>(of, of_sequence(tile.view()), tile.scores, biased.scale_log2);
+    return add_bias<kTerms>(head(), of_sequence(tile.view()), tile.scores, biased.scale_log2);
+  }
+  template <class Tile>
+  __device__ __forceinline__ void apply_rarely(Tile& tile) const {
+    add_distances(head(), of_sequence(tile.view()), tile.scores,
+                  kernel_params(params).biased.scale_log2);
   }
 
   template <class Tile>
@@ -71,6 +72,13 @@ struct TileBias<Traits, ScoreKind::kBiased> {
  private:
   __device__ __forceinline__ const WarpQueries& queries() const {
     return shared.warp_queries[warp];
+  }
+  __device__ __forceinline__ HeadBias head() const {
+    const ScoreBias& bias = kernel_params(params).biased.bias;
+    const ListedSequence& s = queries().sequence;
+    const int head = queries().head_group;
+    return {bias, s, head, params.schedule.rule.shift(s.q_length, s.k_length),
+            kKeepsSlope ? slope : slope_of(bias, s.batch, head)};
   }
   template <class View>
   __device__ __forceinline__ View of_sequence(View view) const {

@@ -392,7 +392,10 @@ BackwardPlan plan_backward(const BackwardProblem& p, std::optional<CpuTarget> ta
   const auto too_few = [&](int64_t per_thread) {
     return units.most(p, plan.tile.keys) < per_thread * plan.threads;
   };
-  while (plan.tile.keys > kKeyAlignment && too_few(plan.tile.keys > 128 ? 4 : 1))
+  // Where all sequences add to dbias and to dbias_table, the size of a block is the order of sums.
+  const bool is_fixed = units.all_sequences() && p.dbias_table.given;
+  if (is_fixed) plan.tile.keys = std::min(plan.tile.keys, 2 * kKeyAlignment);
+  while (!is_fixed && plan.tile.keys > kKeyAlignment && too_few(plan.tile.keys > 128 ? 4 : 1))
     plan.tile.keys = round_up(plan.tile.keys / 2, kKeyAlignment);
   plan.tasks = units.most(p, plan.tile.keys);
   plan.threads =

@@ -137,6 +137,9 @@ GRADIENTS = {
     "alibi_slopes": "dalibi_slopes",
 }
 
+# Those that no GPU kernel takes.
+CPU_ALONE = ("alibi_slopes", "bias", "bias_table",)
+
 # What the docstrings say of such tensors, written or not.
 ABOUT = {
     "max_logits":

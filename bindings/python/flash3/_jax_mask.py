@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the masks of flash3.jax are made from: a source of flash3/mask.h as JAX's arrays, of which each call makes its mask."""
-import ctypes
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import _library as _c
-from ._fields import Mask, MaskParams
+from ._fields import MaskParams
+from ._mask import described
 
 SOURCES = ("dense", "documents", "ranges")
 _BAND = ("window_left", "window_right", "mask_alignment")
@@ -112,23 +111,18 @@ def source_of(mask, q_ids, kv_ids, lengths, batch, heads_q, seq_q, seq_k):
 
 
 def question(source, lengths, q, k, options):
-    """The mask of a call as far as it is known when the call is traced, for the library's questions, which checks the source first.
+    """The mask of a call as far as it is known when the call is traced, for the library's questions. The library checks the source first.
 
     source, lengths: {name: ctypes' Tensor}; options: {the C interface's name: value}.
     """
     batch, seq_q, heads_q, _ = q.shape
-    same = {"seq_q": seq_q, "seq_k": k.shape[1], **{name: options[name] for name in _BAND}}
-    params = MaskParams(struct_size=ctypes.sizeof(MaskParams), batch=batch, heads_q=heads_q, window=1, **same)
+    params = MaskParams(backend=_c.BACKENDS["cpu"], batch=batch, heads_q=heads_q, seq_q=seq_q, seq_k=k.shape[1], window=1,
+                        **{name: options[name] for name in _BAND})
     for name, x in {**source, **lengths}.items():
         if name == "dense" and x.shape[2] == 1:
             x.shape[2], x.stride[2] = seq_q, 0
         setattr(params, name, x)
-    size = ctypes.c_size_t()
-    _c.check(_c.lib.flash3_mask_size(ctypes.byref(params), ctypes.byref(size)))
-    (name, x), = source.items()
-    return Mask(size=size.value, batch=batch if lengths else x.shape[0], heads=1 if name == "documents" else x.shape[1],
-                ranges=x.shape[2] // 2 if name == "ranges" else 1, granularity=128,
-                lengths=sum(_c.MASK_LENGTHS[name] for name in lengths), **same)
+    return described(params)
 
 
 def is_copied(name, x, is_mapped, batch):

@@ -249,6 +249,7 @@ void kv_cache_schedule_out(StableIValue* stack, uint64_t, uint64_t);
 void merge(StableIValue* stack, uint64_t, uint64_t);
 void merge_out(StableIValue* stack, uint64_t, uint64_t);
 void mask_make(StableIValue* stack, uint64_t, uint64_t);
+void mask_data(StableIValue* stack, uint64_t, uint64_t);
 void mask_used(StableIValue* stack, uint64_t, uint64_t);
 
 }  // namespace flash3_torch

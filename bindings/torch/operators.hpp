@@ -136,12 +136,20 @@ inline constexpr Schema<flash3_mask_params> kMaskMake(
     "bit_blocks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
     "seqused_k=None) -> (Tensor, int[])");
 
+inline constexpr Schema<flash3_mask_params> kMaskData(
+    "mask_data(Tensor like, Tensor? ranges, Tensor? documents, Tensor? dense, Tensor? block_counts, Tensor? "
+    "block_indices, SymInt batch=0, SymInt heads_q=0, SymInt seq_q=0, SymInt seq_k=0, bool causal=False, "
+    "SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, int mask_alignment=0, SymInt block_rows=0, "
+    "SymInt block_keys=0, SymInt max_blocks=0, SymInt max_partial_blocks=0, Tensor? bits=None, Tensor? "
+    "bit_blocks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
+    "seqused_k=None) -> Tensor");
+
 inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForwardOut.text, kBackward.text,
                                            kBackwardOut.text, kQuantize.text, kQuantizeOut.text,
                                            kAttentionWithKvCache.text, kAttentionWithKvCacheAppend.text,
                                            kAttentionWithKvCacheOut.text, kKvCacheSchedule.text,
                                            kKvCacheScheduleOut.text, kMerge.text, kMergeOut.text,
-                                           kMaskMake.text};
+                                           kMaskMake.text, kMaskData.text};
 
 // What flash3._eager takes: Python's options, a name each.
 

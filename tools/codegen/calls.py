@@ -83,6 +83,7 @@ TORCH = {
                   "batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment block_rows block_keys max_blocks "
                   "max_partial_blocks bits bit_blocks cu_seqlens_q cu_seqlens_k seqused_q seqused_k …", "(Tensor, int[])"),
 }
+TORCH["mask_data"] = (*TORCH["mask_make"][:3], "Tensor")
 
 # ---- TVM-FFI ----
 # All by position, which ends of calls rely on. mask is a mask's memory, mask_fields its numbers, and used what it needs: all three are tensors.

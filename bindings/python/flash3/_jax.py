@@ -91,7 +91,8 @@ def check(tensors, options):
     for name, x in described.items():
         setattr(params, name, x)
     if source:
-        params.mask = ctypes.pointer(_jax_mask.question(source, tensors["q"], tensors["k"], fields))
+        lengths = {name: described[name] for name in _c.MASK_LENGTHS if name in described}
+        params.mask = ctypes.pointer(_jax_mask.question(source, lengths, tensors["q"], tensors["k"], fields))
     _c.check(_c.lib.flash3_forward_supported(ctypes.byref(params)))
 
 

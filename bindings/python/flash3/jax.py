@@ -93,9 +93,9 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     q_segment_ids and kv_segment_ids, [batch or 1, seq_q] and [batch or 1, seq_k] int32 or without batch, let a query see the keys of
     its own segment. With kv_segment_ids None, or the same array, a segment is a run of equal ids: an id that comes again further on is
     another segment. Of two arrays, a query sees the keys that have its id; these must lie together, or it sees none. Either combines with
-    is_causal and local_window_size; neither does with the other, with lengths or compute, nor on a GPU with FP8. Each call makes its
+    is_causal, local_window_size and lengths; neither does with the other or with compute, nor on a GPU with FP8. Each call makes its
     mask on the device, in memory that it gives back: 16 bytes for each block of 128 x 128 pairs, and with `mask` 2 KiB more, for each
-    sequence and head that have a mask of their own.
+    sequence and head that have a mask of their own; with lengths each sequence has.
 
     flash3's own: softcap, sink ([heads_q] float32, one more logit for each head) and deterministic gradients. For FP8, as in
     flash3.attention: q_scale, k_scale and v_scale of float8_e4m3fn tensors, whose result is bfloat16 and has no gradients;
@@ -119,7 +119,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
             "bias": None if bias is None else _bias(bias, k.shape[1])}
     tensors = {"q": q, "k": k, "v": v, **{name: jnp.asarray(x) for name, x in more.items() if x is not None}}
     tensors.update(_jax.given(seqused_q=seqused_q, seqused_k=seqused_k))
-    lengths = {"query_seq_lengths": seqused_q, "key_value_seq_lengths": seqused_k}
+    lengths = seqused_q, seqused_k
     tensors.update(_jax_mask.source_of(mask, q_segment_ids, kv_segment_ids, lengths, batch, q.shape[2], q.shape[1], k.shape[1]))
     options = _jax.Options(softmax_scale=_scale(scale), window_left=left, window_right=right, softcap=number_of("softcap", softcap),
                            mask_alignment=number_of_word("mask_alignment", "top_left"), deterministic=bool(deterministic),

@@ -403,14 +403,14 @@ typedef struct flash3_backward_params {
   flash3_tensor bias_table;
   /** Written: [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of bias: its
    * gradient, in float32 summed over the dimensions that bias has one element of; 0 where no query
-   * sees the key. Any strides. The shape of bias, which must be given. On the CPU alone. All zero:
+   * sees the key. Any strides. The shape of bias, which must be given. All zero:
    * not wanted. */
   flash3_tensor dbias;
   /** Written: [1 or heads_q, 2·D + 1] float32: the gradient of bias_table. The shape of bias_table,
-   * which must be given. On the CPU alone. All zero: not wanted. */
+   * which must be given. All zero: not wanted. */
   flash3_tensor dbias_table;
   /** Written: [heads_q] or [batch, heads_q] float32: the gradient of alibi_slopes. The shape of
-   * alibi_slopes, which must be given. On the CPU alone. All zero: not wanted. */
+   * alibi_slopes, which must be given. All zero: not wanted. */
   flash3_tensor dalibi_slopes;
 } flash3_backward_params;
 

@@ -120,9 +120,9 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask"),
     FLASH3_FIELD(bias, .shapes = "hqk bhqk qk bqk hk bhk k bk", .without = "tree_mask", .any_strides = true),
     FLASH3_FIELD(bias_table, .dtype = FLASH3_FLOAT32, .shapes = "hd d", .without = "tree_mask"),
-    FLASH3_FIELD(dbias, .is_written = true, .shapes = "hqk bhqk qk bqk hk bhk k bk", .like = "bias", .is_cpu_alone = true, .any_strides = true),
-    FLASH3_FIELD(dbias_table, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "hd d", .like = "bias_table", .is_cpu_alone = true),
-    FLASH3_FIELD(dalibi_slopes, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .like = "alibi_slopes", .is_cpu_alone = true),
+    FLASH3_FIELD(dbias, .is_written = true, .shapes = "hqk bhqk qk bqk hk bhk k bk", .like = "bias", .any_strides = true),
+    FLASH3_FIELD(dbias_table, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "hd d", .like = "bias_table"),
+    FLASH3_FIELD(dalibi_slopes, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .like = "alibi_slopes"),
   };
   static constexpr size_t kListed = 33;  // those that calls.py places
   // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the

@@ -138,7 +138,7 @@ GRADIENTS = {
 }
 
 # Those that no GPU kernel takes.
-CPU_ALONE = ("alibi_slopes", "bias", "bias_table",)
+CPU_ALONE = ()
 
 # What the docstrings say of such tensors, written or not.
 ABOUT = {
@@ -161,13 +161,13 @@ ABOUT = {
     "dbias":
         "[1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of bias: the call writes its gradient, in float32 "
         "summed over the dimensions that bias has one element of; 0 where no query sees the key. Any strides. The shape of bias, "
-        "which must be given. On the CPU alone. None: not wanted.",
+        "which must be given. None: not wanted.",
     "dbias_table":
         "[1 or heads_q, 2*D + 1] float32: the call writes the gradient of bias_table. The shape of bias_table, which must be "
-        "given. On the CPU alone. None: not wanted.",
+        "given. None: not wanted.",
     "dalibi_slopes":
         "[heads_q] or [batch, heads_q] float32: the call writes the gradient of alibi_slopes. The shape of alibi_slopes, which "
-        "must be given. On the CPU alone. None: not wanted.",
+        "must be given. None: not wanted.",
 }
 
 # Tensors of one dtype alone.

@@ -156,6 +156,19 @@ Status prepare_main(const BackwardProblem& problem, const BackwardPlan& plan,
   return {};
 }
 
+// What is added to scores has its gradient from what the main kernel read.
+Status prepare_bias(const BackwardProblem& problem, const BackwardPlan& plan,
+                    const BackwardWorkspace& workspace, Launches* launches) {
+  const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
+  return prepare(
+      problem, plan.bias,
+      {plan.rows, load_view(problem, problem.q, of_q, plan.q),
+       load_view(problem, problem.k, of_k, plan.k), load_view(problem, problem.v, of_k, plan.v),
+       load_view(problem, problem.dout, of_q, plan.dout),
+       plan.grid > 0 && workspace.all_tiles() > 0, workspace, sequence_list(problem, plan)},
+      launches);
+}
+
 void prepare_convert(const BackwardProblem& problem, const BackwardWorkspace& workspace,
                      Launches* launches) {
   const ConvertParams params{workspace,
@@ -177,6 +190,7 @@ Status prepare(const BackwardProblem& problem, const BackwardPlan& plan, Launche
   if (has_rows) prepare_preprocess(problem, plan, workspace, launches);
   if (problem.dsink.given && problem.heads_q > 0) prepare_sink(problem, workspace, launches);
   if (plan.grid > 0) FLASH3_CHECK(prepare_main(problem, plan, workspace, launches));
+  FLASH3_CHECK(prepare_bias(problem, plan, workspace, launches));
   if (has_rows) prepare_convert(problem, workspace, launches);
   return {};
 }

@@ -201,6 +201,7 @@ Status plan(const BackwardProblem& problem, const Device& device, size_t* worksp
     plan->first_tile_offset = reserve(workspace, problem.batch + 1, sizeof(int));
   }
   plan_order(problem, device, counts, workspace, plan);
+  sm90::plan(problem, workspace, &plan->bias);
   return {};
 }
 

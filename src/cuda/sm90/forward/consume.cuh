@@ -21,7 +21,7 @@
 namespace flash3::cuda::sm90 {
 
 // How a consumer walks over key tiles: over those of a work tile, of which its rows see ranges of
-// keys. seen_keys.cuh has the walk over lists.
+// keys. list_walk.cuh has the walk over lists.
 template <class Traits, bool kLists = Traits::kLists>
 struct KeyWalk;
 template <class Traits>
@@ -374,7 +374,9 @@ struct Consumer {
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
-      if (masked || rare) {
+      if constexpr (Traits::kScore != ScoreKind::kBiased) {
+        if (masked) mask();
+      } else if (masked || rare) {
         if (rare) tile.bias.apply_rarely(tile);
         if (masked) mask();
       }

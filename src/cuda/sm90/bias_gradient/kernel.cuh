@@ -107,11 +107,15 @@ __device__ __forceinline__ void for_each_tile(const BiasGradientParams& params,
   };
   constexpr int kRatio = Traits::kKeyTilesOfQueryTile;
   const SumPlace at(params);
+  // One of them, or all; none where there is nothing to load.
+  const auto sequences_from = [&](bool all, int one) {
+    return TileMask::Range{all ? 0 : one, all ? params.batch : min(one + 1, params.batch)};
+  };
   if constexpr (kDiagonals) {
     const DiagonalSums& sums = params.diagonals;
     const int diagonal = sums.first + at.x, head = at.y;
-    const bool all = sums.sequences == 1;
-    for (int i = all ? 0 : at.z; i < (all ? params.batch : at.z + 1); ++i) {
+    const TileMask::Range sequences = sequences_from(sums.sequences == 1, at.z);
+    for (int i = sequences.begin; i < sequences.end; ++i) {
       const ListedSequence s = sequence_at(params, i);
       const int first = ceil_div(max(-diagonal, 0), kRatio);
       for (int m = first; m < params.m_tiles; ++m) visit_if_seen(s, head, m, diagonal + kRatio * m);
@@ -119,7 +123,8 @@ __device__ __forceinline__ void for_each_tile(const BiasGradientParams& params,
   } else {
     const PairGradient& pairs = params.pairs;
     const int n = at.x, out_head = at.z % pairs.heads, out = at.z / pairs.heads;
-    for (int i = pairs.sums_batch ? 0 : out; i < (pairs.sums_batch ? params.batch : out + 1); ++i) {
+    const TileMask::Range sequences = sequences_from(pairs.sums_batch, out);
+    for (int i = sequences.begin; i < sequences.end; ++i) {
       const ListedSequence s = sequence_at(params, i);
       for (int h = pairs.sums_heads ? 0 : out_head;
            h < (pairs.sums_heads ? params.heads_q : out_head + 1); ++h)

@@ -12,13 +12,6 @@
 
 namespace flash3::cuda::sm90 {
 
-template <>
-BiasGradientKernel bias_gradient_kernel_of<64>(Element element, bool by_distance);
-template <>
-BiasGradientKernel bias_gradient_kernel_of<128>(Element element, bool by_distance);
-template <>
-BiasGradientKernel bias_gradient_kernel_of<256>(Element element, bool by_distance);
-
 namespace {
 
 BiasGradientKernel kernel_of(const BackwardProblem& problem, int dim, bool by_distance) {
@@ -42,8 +35,7 @@ PairGradient pair_gradient(const BiasView& view) {
   return to;
 }
 
-Status encode_maps(const BackwardProblem& problem, const BackwardInputs& inputs,
-                   BiasGradientParams* params, int dim) {
+Status encode_maps(const BackwardInputs& inputs, int dim, BiasGradientParams* params) {
   if (!inputs.has_pairs) return {};  // no tile is loaded
   const auto encode = [&](const TensorView& view, TensorMap* map, RowMap* rows) {
     return encode_map(view, inputs.rows, {64, box_columns(dim)}, map, rows);
@@ -141,7 +133,7 @@ Status prepare(const BackwardProblem& problem, const BiasGradientPlan& plan,
                const BackwardInputs& inputs, Launches* launches) {
   if (!plan.pairs && !plan.by_distance) return {};
   BiasGradientParams common{};
-  FLASH3_CHECK(encode_maps(problem, inputs, &common, plan.dim));
+  FLASH3_CHECK(encode_maps(inputs, plan.dim, &common));
   const bool capped = problem.softcap > 0.f;
   const float scale = (capped ? problem.softcap : problem.softmax_scale) * float(kLog2E);
   common.biased = bias_params(problem, scale);

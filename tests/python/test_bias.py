@@ -84,7 +84,7 @@ def test_results_and_gradients(dtype, of_bias, dims):
             assert_close(x, exact, naive, name, relative=2**-20)
             continue
         # Sums of terms of both signs: of the size of the largest element. Each has a bound of its own in `flash3 verify`.
-        roundoff = 2**-17 + {torch.bfloat16: 2**-9, torch.float16: 2**-12}.get(x.dtype, 0)
+        roundoff = 2**-17 + {torch.bfloat16: 2**-8, torch.float16: 2**-11}.get(x.dtype, 0)
         assert (x.double() - exact).abs().max() <= 2 * (naive - exact).abs().max() + roundoff * exact.abs().max(), name
     assert got[4].shape == bias.shape and got[4].dtype == of_bias and (got[4][bias == -INF] == 0).all()
 

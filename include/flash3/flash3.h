@@ -39,25 +39,6 @@
 extern "C" {
 #endif
 
-/** What a forward call computes in (flash3_forward_params.compute). */
-typedef enum flash3_compute FLASH3_ENUM_INT32 {
-  FLASH3_COMPUTE_AS_GIVEN = 0, /**< the dtype of q, k and v */
-  FLASH3_COMPUTE_FP8 = 1       /**< FLASH3_FLOAT8_E4M3, from 16-bit (CPU: float32 too) q, k and v */
-} flash3_compute;
-
-/** How Hopper sums up FP8 products of weights and v (flash3_forward_params.fp8_sums). */
-typedef enum flash3_fp8_sums FLASH3_ENUM_INT32 {
-  FLASH3_FP8_SUMS_AUTO = 0,      /**< two levels where a query may see more than 2048 keys */
-  FLASH3_FP8_SUMS_ONE_LEVEL = 1, /**< in the tensor cores only, whose long sums shrink */
-  FLASH3_FP8_SUMS_TWO_LEVELS = 2 /**< added to float32 sums every few tiles */
-} flash3_fp8_sums;
-
-/** The diagonal of a mask (flash3_forward_params.mask_alignment). */
-typedef enum flash3_mask_alignment FLASH3_ENUM_INT32 {
-  FLASH3_ALIGN_BOTTOM_RIGHT = 0, /**< i' = i + seq_k − seq_q: the last query is at the last key */
-  FLASH3_ALIGN_TOP_LEFT = 1      /**< i' = i: the first query is at the first key */
-} flash3_mask_alignment;
-
 /** A list of work that several calls share: schedule.h. */
 typedef struct flash3_schedule flash3_schedule;
 

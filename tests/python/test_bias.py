@@ -75,16 +75,18 @@ def test_results_and_gradients(dtype, of_bias, dims):
     sink = torch.linspace(-1, 2, HEADS) if dims[0] else None
     dout = torch.randn(batch, seq_q, HEADS, DIM_V)
     got = gradients(lambda q, k, v, b, t: flash3.attention(q, k, v, bias=b, bias_table=t, sink=sink, **options), (q, k, v, bias, table), dout)
+    # A score is rounded in float32 as its parts are.
+    rounding = 2**-21 * (bias.float().nan_to_num(neginf=0).abs().max() + table.abs().max()).item()
     wanted = {}
     for kind, of in (("exact", torch.float64), ("naive", dtype)):
         leaves = [x.to(of) for x in (q, k, v)] + [bias.double(), table.double()]
         wanted[kind] = gradients(lambda q, k, v, b, t: reference(q, k, v, b, t, sink=sink, **options)[0], leaves, dout)
     for name, x, exact, naive in zip(("out", "dq", "dk", "dv", "dbias", "dbias_table"), got, wanted["exact"], wanted["naive"]):
         if not name.startswith("dbias"):
-            assert_close(x, exact, naive, name, relative=2**-20)
+            assert_close(x, exact, naive, name, relative=rounding)
             continue
         # Sums of terms of both signs: of the size of the largest element. Each has a bound of its own in `flash3 verify`.
-        roundoff = 2**-17 + {torch.bfloat16: 2**-9, torch.float16: 2**-12}.get(x.dtype, 0)
+        roundoff = 2**-17 + {torch.bfloat16: 2**-8, torch.float16: 2**-11}.get(x.dtype, 0)
         assert (x.double() - exact).abs().max() <= 2 * (naive - exact).abs().max() + roundoff * exact.abs().max(), name
     assert got[4].shape == bias.shape and got[4].dtype == of_bias and (got[4][bias == -INF] == 0).all()
 

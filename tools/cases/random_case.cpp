@@ -430,8 +430,8 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (may_be_cache && may_rotate(c)) c.rotate = d.percent(c.has_cache() || c.kv8 ? 25 : 4);
   if (!c.quantize && c.is_ragged()) c.fill = d.percent(30);
   draw_added(d, &c);
-  const bool may_have_mask = !c.quantize && !c.has_cache() && !c.qv && !c.latent && !c.tree &&
-                             !c.fp8 && c.distribution != Distribution::kSpecial &&
+  const bool may_have_mask = !c.quantize && !c.leftpad && c.append == 0 && !c.qv && !c.latent &&
+                             !c.tree && !c.fp8 && c.distribution != Distribution::kSpecial &&
                              fits_data_mask(c);
   if (may_have_mask && d.percent(25)) draw_data_mask(d, &c);
   return c;

@@ -30,8 +30,9 @@ std::string expect(const Case& c, const CacheTensors& before, const RunOptions& 
   ForwardProblem problem;
   if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok())
     return s.message();
-  expected->call.ref = attention_ref(problem, options.oracle_threads);
-  if (options.naive || needs_naive(c)) attention_naive(problem, options.oracle_threads);
+  const MaskPairs* const pairs = t.call.extra.mask_pairs();
+  expected->call.ref = attention_ref(problem, options.oracle_threads, pairs);
+  if (options.naive || needs_naive(c)) attention_naive(problem, options.oracle_threads, pairs);
   append_ref(problem);
   expected->k = std::move(t.call.k), expected->v = std::move(t.call.v);
   if (!options.naive && !needs_naive(c)) return "";

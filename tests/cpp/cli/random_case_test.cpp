@@ -155,14 +155,18 @@ TEST(RandomCase, CoversEveryOption) {
 TEST(RandomCase, MasksMeetAllLengths) {
   std::set<std::tuple<CaseMaskSource, bool, bool, bool, bool>> masks;
   std::set<std::tuple<CaseMaskSource, bool, bool>> without_max;  // of those that are packed
+  std::set<std::pair<CaseMaskSource, bool>> cached;              // in pages or not
   for (uint64_t i = 0; i < 4 * kDraws; ++i) {
     const Case c = random_case(3, i);
     if (!c.mask.given()) continue;
     masks.insert({c.mask.source, c.packed_q, c.packed_k, c.used_q, c.used_k});
-    if (!c.max_known) without_max.insert({c.mask.source, c.packed_q, c.packed_k});
+    if (c.has_cache()) cached.insert({c.mask.source, c.page_size > 0});
+    if (!c.max_known && (c.packed_q || c.packed_k))
+      without_max.insert({c.mask.source, c.packed_q, c.packed_k});
   }
   EXPECT_EQ(masks.size(), 7u * 16);
   EXPECT_EQ(without_max.size(), 7u * 3);
+  EXPECT_EQ(cached.size(), 7u * 2);
 }
 
 // Asked without data, as a user may ask.

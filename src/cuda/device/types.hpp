@@ -20,12 +20,13 @@ constexpr int element_bytes(Element e) { return e == Element::kE4m3 ? 1 : 2; }
 enum class ScoreKind {
   kPlain,    // softmax_scale · q·k
   kSoftcap,  // softcap · tanh(softmax_scale · q·k / softcap)
-  kBiased    // either, and what depends on the place (device/score/bias.cuh); dropout too
+  kBiased    // either, with any of what BiasTerms names
 };
 
-// Of what a kernel of biased scores has: one thing alone, without a softcap; or any, which a call's
-// params tell at run time, in more code than instruction caches like.
-enum class BiasTerms { kAny, kSlopes, kTable, kPairs, kDropout };
+// What depends on a score's place (device/score/bias.cuh). A kernel has nothing of it, or one thing
+// added to plain scores, or any, which a call's params tell at run time, in more code than
+// instruction caches like.
+enum class BiasTerms { kNone, kAny, kSlopes, kTable, kPairs, kDropout };
 
 // The copy engine's description of a tensor: a CUtensorMap that host and device can hold without
 // the driver's header.

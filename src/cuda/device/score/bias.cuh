@@ -33,19 +33,29 @@ struct ModOf<ScoreKind::kBiased> {
 static_assert(ScoreMod<ModOf<ScoreKind::kBiased>, QueriesByKeys<8>> &&
               KeepsOrder<ModOf<ScoreKind::kBiased>>);
 
-// Of ALiBi, times log2 e; 0: there is none.
-__device__ __forceinline__ float slope_of(const ScoreBias& bias, int batch, int head) {
+// ALiBi's slope, in the kernel's unit; 0: there is none.
+__device__ __forceinline__ float slope_of(const BiasParams& params, int batch, int head) {
+  const ScoreBias& bias = params.bias;
   if (bias.slopes == nullptr) return 0.f;
-  return __ldg(bias.slopes + batch * bias.slopes_batch + head * bias.slopes_head) * float(kLog2E);
+  return __ldg(bias.slopes + batch * bias.slopes_batch + head * bias.slopes_head) * params.unit;
 }
 
 // Of one head of a sequence. What only some calls need is found where it is needed.
 struct HeadBias {
-  const ScoreBias& bias;
+  const BiasParams& params;
   const ListedSequence& sequence;
   int head;
   int diagonal;  // i' − i
-  float slope;   // slope_of()
+
+  __device__ __forceinline__ HeadBias(const BiasParams& p, const ListedSequence& s, int h,
+                                      const TileMaskRule& rule)
+      : params(p), sequence(s), head(h), diagonal(rule.shift(s.q_length, s.k_length)) {}
+
+  // Of the view's first element, j − i'.
+  template <ScoreView View>
+  __device__ __forceinline__ int distance(const View& view) const {
+    return view.key(0) - view.row(0) - diagonal;
+  }
 };
 
 // Least and most of j − i that a view's elements add to that of its first.
@@ -58,84 +68,190 @@ FLASH3_HOST_DEVICE constexpr int most_offset() {
   return View::key_offset(View::kKeys - 1);
 }
 
-// s · scale + slope · (j − i'); first: that of the view's first element, step: the slope, of either
-// sign.
-template <ScoreView View>
-__device__ __forceinline__ void add_slope(typename View::Scores& r_s, float scale, float first,
-                                          float step) {
-#pragma unroll
-  for (int r = 0; r < View::kRows; ++r)
-#pragma unroll
-    for (int k = 0; k < View::kKeys; ++k) {
-      float& s = View::at(r_s, r, k);
-      s = fmaf(s, scale, fmaf(float(View::key_offset(k) - View::row_offset(r)), step, first));
+// ---- slopes ----
+
+// What slopes add to a tile whose seen keys lie on one side of the diagonal, where it is linear.
+struct SlopeOfTile {
+  float first, step;  // at the view's first element, and from a key to the next
+  bool linear;
+
+  // distance: of the view's first element. By whole warps.
+  template <ScoreView View>
+  static __device__ __forceinline__ SlopeOfTile of(float slope, int distance, bool no_later_keys) {
+    bool before = no_later_keys, after = false;
+    if (!no_later_keys) {
+      before = __all_sync(~0u, distance + most_offset<View>() <= 0);
+      after = !before && __all_sync(~0u, distance + least_offset<View>() >= 0);
     }
-}
+    const float step = after ? -slope : slope;
+    return {float(distance) * step, step, before || after};
+  }
 
-// On which side of the diagonal the seen keys of a warp's part of a tile are: 1: all before or on
-// it, −1: all after or on it, 0: on both. By whole warps.
-template <ScoreView View>
-__device__ __forceinline__ int side_of(const HeadBias& head, const View& view) {
-  if (head.bias.no_later_keys) return 1;
-  const int distance = view.key(0) - view.row(0) - head.diagonal;
-  if (__all_sync(~0u, distance + most_offset<View>() <= 0)) return 1;
-  return __all_sync(~0u, distance + least_offset<View>() >= 0) ? -1 : 0;
-}
-
-// s · scale − slope · |j − i'|, on one side, where that is linear.
-template <ScoreView View>
-__device__ __forceinline__ void add_distances(const HeadBias& head, const View& view,
-                                              typename View::Scores& r_s, float scale, int side) {
-  const float step = side > 0 ? head.slope : -head.slope;
-  add_slope<View>(r_s, scale, float(view.key(0) - view.row(0) - head.diagonal) * step, step);
-}
-// The same on both.
-template <ScoreView View>
-__device__ __forceinline__ void add_distances(const HeadBias& head, const View& view,
-                                              typename View::Scores& r_s, float scale) {
-  const float distance = float(view.key(0) - view.row(0) - head.diagonal);
-#pragma unroll
-  for (int r = 0; r < View::kRows; ++r)
-#pragma unroll
-    for (int k = 0; k < View::kKeys; ++k) {
-      float& s = View::at(r_s, r, k);
-      const float x = distance + float(View::key_offset(k) - View::row_offset(r));
-      s = fmaf(s, scale, -head.slope * fabsf(x));
-    }
-}
-
-// Adds the table's entries.
-template <ScoreView View>
-__device__ __forceinline__ void add_table(const HeadBias& head, const View& view,
-                                          typename View::Scores& r_s) {
-  const int distance = view.key(0) - view.row(0) - head.diagonal, reach = head.bias.reach;
-  const float* const middle = head.bias.table + head.head * head.bias.table_head + reach;
-  const auto entry = [&](int at) { return __ldg(middle + clamped(at, -reach, reach)); };
-  const bool before = distance + most_offset<View>() <= -reach,
-             after = distance + least_offset<View>() >= reach;
-  if (__all_sync(~0u, before || after)) {
-    const float same = entry(distance) * float(kLog2E);
+  template <ScoreView View>
+  __device__ __forceinline__ void add(typename View::Scores& r_s) const {
 #pragma unroll
     for (int r = 0; r < View::kRows; ++r)
 #pragma unroll
-      for (int k = 0; k < View::kKeys; ++k) View::at(r_s, r, k) += same;
-    return;
+      for (int k = 0; k < View::kKeys; ++k)
+        View::at(r_s, r, k) += fmaf(float(View::key_offset(k) - View::row_offset(r)), step, first);
   }
+};
+
+// s · scale − slope · |j − i'|, on whichever side.
+template <ScoreView View>
+__device__ __forceinline__ void add_distances(float slope, int distance, float scale,
+                                              typename View::Scores& r_s) {
 #pragma unroll
   for (int r = 0; r < View::kRows; ++r)
 #pragma unroll
     for (int k = 0; k < View::kKeys; ++k) {
       float& s = View::at(r_s, r, k);
-      s = fmaf(entry(distance + View::key_offset(k) - View::row_offset(r)), float(kLog2E), s);
+      const float x = float(distance) + float(View::key_offset(k) - View::row_offset(r));
+      s = fmaf(s, scale, -slope * fabsf(x));
     }
 }
+
+// ---- a table by distance ----
+
+// The entries that a view's elements need, in the kernel's unit: one for each distance among them.
+template <ScoreView View>
+struct TableOfTile {
+  FLASH3_HOST_DEVICE static constexpr int floor_8(int x) { return (x - (x % 8 + 8) % 8) / 8; }
+  // Rows and keys lie 8 apart, or in pairs of one of the two: offsets are 8m and 8m + kOdd.
+  static constexpr int kOdd =
+      View::key_offset(1) % 8 != 0 ? View::key_offset(1) : 8 - View::row_offset(1);
+  static constexpr int kLeast = floor_8(least_offset<View>()), kMost = floor_8(most_offset<View>()),
+                       kCount = 2 * (kMost - kLeast + 1);
+
+  float entries[kCount];
+
+  // Of an element so far from the view's first.
+  FLASH3_HOST_DEVICE static constexpr int place(int offset) {
+    return (floor_8(offset) - kLeast) * 2 + (offset % 8 != 0);
+  }
+
+  // distance: of the view's first element. By whole warps.
+  __device__ __forceinline__ void load(const HeadBias& head, int distance) {
+    const ScoreBias& bias = head.params.bias;
+    const int reach = bias.reach;
+    const float* const middle = bias.table + head.head * bias.table_head + reach;
+    const auto entry = [&](int at) { return __ldg(middle + clamped(at, -reach, reach)); };
+    const bool before = distance + 8 * kMost + 7 <= -reach, after = distance + 8 * kLeast >= reach;
+    if (__all_sync(~0u, before || after)) {
+      const float same = entry(distance);
+#pragma unroll
+      for (float& x : entries) x = same;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      entries[i] = entry(distance + (i / 2 + kLeast) * 8 + i % 2 * kOdd);
+  }
+
+  // unit: BiasParams.
+  __device__ __forceinline__ void add(float unit, typename View::Scores& r_s) const {
+#pragma unroll
+    for (int r = 0; r < View::kRows; ++r)
+#pragma unroll
+      for (int k = 0; k < View::kKeys; ++k) {
+        float& s = View::at(r_s, r, k);
+        s = fmaf(entries[place(View::key_offset(k) - View::row_offset(r))], unit, s);
+      }
+  }
+};
+
+// The same where there are no registers for that.
+template <ScoreView View>
+__device__ __forceinline__ void add_table(const HeadBias& head, const View& view,
+                                          typename View::Scores& r_s) {
+  const ScoreBias& bias = head.params.bias;
+  const int distance = head.distance(view), reach = bias.reach;
+  const float* const middle = bias.table + head.head * bias.table_head + reach;
+  // The outer loop is over the more, in groups, each after a branch: no more entries are under way
+  // than registers can take.
+  constexpr bool kFewKeys = kHasFewKeys<View>;
+  constexpr int kOuter = kFewKeys ? View::kRows : View::kKeys,
+                kInner = kFewKeys ? View::kKeys : View::kRows, kGroup = 8;
+  const int exist =
+      kFewKeys ? head.sequence.q_length - view.row(0) : head.sequence.k_length - view.key(0);
+#pragma unroll
+  for (int group = 0; group < kOuter; group += kGroup) {
+    if ((kFewKeys ? View::row_offset(group) : View::key_offset(group)) >= exist) break;
+#pragma unroll
+    for (int i = group; i < group + kGroup; ++i)
+#pragma unroll
+      for (int j = 0; j < kInner; ++j) {
+        const int r = kFewKeys ? i : j, k = kFewKeys ? j : i;
+        const int at = distance + View::key_offset(k) - View::row_offset(r);
+        float& s = View::at(r_s, r, k);
+        s = fmaf(__ldg(middle + clamped(at, -reach, reach)), head.params.unit, s);
+      }
+  }
+}
+
+// ---- a bias of each pair ----
+
+__device__ __forceinline__ float element_of(uint16_t bits, bool bfloat) {
+  return bfloat ? bfloat16_to_float(bits) : float16_to_float(bits);
+}
+
+// Two neighbouring keys' in each word, of 16 bits, for a view whose keys lie in pairs: they come
+// while the scores are under way. Those that do not exist are some of another: they are masked, or
+// their rows are nobody's.
+template <ScoreView View>
+struct PairsOfTile {
+  static constexpr int kWords = View::kKeys / 2;
+  uint32_t words[View::kRows][kWords];
+
+  __device__ __forceinline__ void load(const HeadBias& head, const View& view) {
+    const ScoreBias& bias = head.params.bias;
+    const ListedSequence& s = head.sequence;
+    const long long first =
+        s.batch * bias.pairs_batch + head.head * bias.pairs_head + s.q_first * bias.pairs_row;
+    const int last = (s.k_length - 1) & ~1;
+    const bool inside = __all_sync(~0u, view.key(0) + View::key_offset(View::kKeys - 2) <= last);
+#pragma unroll
+    for (int r = 0; r < View::kRows; ++r) {
+      const int query = min(view.row(0) + View::row_offset(r), s.q_length - 1);
+      const auto* const row =
+          static_cast<const uint16_t*>(bias.pairs) + first + query * bias.pairs_row;
+      const auto load = [&](int key) {
+        return __ldg(reinterpret_cast<const uint32_t*>(row + key));
+      };
+      if (inside) {
+        const auto* const own = reinterpret_cast<const uint32_t*>(row + view.key(0));
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) words[r][i] = __ldg(own + View::key_offset(2 * i) / 2);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i)
+          words[r][i] = load(min(view.key(0) + View::key_offset(2 * i), last));
+      }
+    }
+  }
+  __device__ __forceinline__ void add(float unit, bool bfloat, typename View::Scores& r_s) const {
+#pragma unroll
+    for (int r = 0; r < View::kRows; ++r)
+#pragma unroll
+      for (int k = 0; k < View::kKeys; ++k) {
+        const uint32_t word = words[r][k / 2];
+        float x;
+        if (bfloat)
+          x = __uint_as_float(k % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
+        else
+          x = float16_to_float(uint16_t(k % 2 == 0 ? word : word >> 16));
+        float& s = View::at(r_s, r, k);
+        s = fmaf(x, unit, s);
+      }
+  }
+};
 
 // Adds the bias of each pair that exists; load(exists, element): it. kInside: all do, and keys lie
 // side by side.
 template <bool kInside, ScoreView View, class Load>
 __device__ __forceinline__ void add_pairs(const HeadBias& head, const View& view,
                                           typename View::Scores& r_s, const Load& load) {
-  const ScoreBias& bias = head.bias;
+  const ScoreBias& bias = head.params.bias;
   const ListedSequence& s = head.sequence;
   const long long first = s.batch * bias.pairs_batch + head.head * bias.pairs_head +
                           (s.q_first + view.row(0)) * bias.pairs_row + view.key(0) * bias.pairs_key;
@@ -145,7 +261,7 @@ __device__ __forceinline__ void add_pairs(const HeadBias& head, const View& view
     const bool exists = kInside || (row < queries && key < keys);
     const long long at = first + row * bias.pairs_row + key * (kInside ? 1 : bias.pairs_key);
     float& x = View::at(r_s, r, k);
-    x = fmaf(load(exists, at), float(kLog2E), x);
+    x = fmaf(load(exists, at), head.params.unit, x);
   };
   // The outer loop is over the more: registers hold no offset of each of them. Those that may not
   // exist are loaded in groups, each after a branch: no more are under way than registers can take.
@@ -166,14 +282,14 @@ __device__ __forceinline__ void add_pairs(const HeadBias& head, const View& view
 template <ScoreView View>
 __device__ __forceinline__ void add_pairs(const HeadBias& head, const View& view,
                                           typename View::Scores& r_s) {
-  const ScoreBias& bias = head.bias;
+  const ScoreBias& bias = head.params.bias;
   const bool bfloat = bias.type == FloatType::kBFloat16;
   const auto load_32 = [&](bool exists, long long element) {
     return load_if(exists, static_cast<const float*>(bias.pairs) + element);
   };
   const auto load_16 = [&](bool exists, long long element) {
     const uint16_t bits = load_if(exists, static_cast<const uint16_t*>(bias.pairs) + element);
-    return bfloat ? bfloat16_to_float(bits) : float16_to_float(bits);
+    return element_of(bits, bfloat);
   };
   const bool inside = bias.pairs_key == 1 &&
                       view.row(0) + View::row_offset(View::kRows - 1) < head.sequence.q_length &&
@@ -190,35 +306,25 @@ __device__ __forceinline__ void add_pairs(const HeadBias& head, const View& view
     add(load_16);
 }
 
-// Whether a kernel with these terms has that one: always, never, or if a call has it.
-template <BiasTerms kTerms>
-__device__ __forceinline__ bool has(BiasTerms term, bool given) {
-  return kTerms == BiasTerms::kAny ? given : kTerms == term;
-}
+// ---- any of them ----
 
-// Makes values in base 2 of raw scores, which a softcap has scaled already (scale: what is left).
-// Where a tile's slopes seldom go another way, that is left to the caller: true, and nothing is
-// done.
-template <BiasTerms kTerms, ScoreView View>
-__device__ __forceinline__ bool add_bias(const HeadBias& head, const View& view,
-                                         typename View::Scores& r_s, float scale) {
-  if constexpr (kTerms == BiasTerms::kSlopes) {
-    const int side = side_of(head, view);
-    if (side == 0) return true;
-    add_distances(head, view, r_s, scale, side);
-    return false;
-  }
-  if (has<kTerms>(BiasTerms::kSlopes, head.bias.slopes != nullptr)) {
-    add_distances(head, view, r_s, scale);
+// Makes values in base 2 of raw scores, or of what a softcap has made of them.
+template <ScoreView View>
+__device__ __forceinline__ void add_bias(const HeadBias& head, const View& view,
+                                         typename View::Scores& r_s) {
+  const BiasParams& params = head.params;
+  const int distance = head.distance(view);
+  if (params.bias.slopes != nullptr) {
+    add_distances<View>(slope_of(params, head.sequence.batch, head.head), distance,
+                        params.scale_log2, r_s);
   } else {
 #pragma unroll
     for (int r = 0; r < View::kRows; ++r)
 #pragma unroll
-      for (int k = 0; k < View::kKeys; ++k) View::at(r_s, r, k) *= scale;
+      for (int k = 0; k < View::kKeys; ++k) View::at(r_s, r, k) *= params.scale_log2;
   }
-  if (has<kTerms>(BiasTerms::kTable, head.bias.table != nullptr)) add_table(head, view, r_s);
-  if (has<kTerms>(BiasTerms::kPairs, head.bias.pairs != nullptr)) add_pairs(head, view, r_s);
-  return false;
+  if (params.bias.table != nullptr) add_table(head, view, r_s);
+  if (params.bias.pairs != nullptr) add_pairs(head, view, r_s);
 }
 
 }  // namespace flash3::cuda

@@ -41,7 +41,9 @@ struct BiasParams {
   ScoreBias bias;
   DroppedWeights dropped;
   int heads_q;
-  float scale_log2;  // of raw scores; capped: of what the softcap makes of them
+  // What terms are multiplied by to be added to scores in the kernel's unit; and, in kernels that
+  // take any terms, what brings raw scores, or what the softcap makes of them, to base 2.
+  float unit, scale_log2;
 };
 
 }  // namespace flash3::cuda

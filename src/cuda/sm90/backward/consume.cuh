@@ -182,15 +182,15 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
                                          operand.dout_rows + stage * DoutTile::kBytes);
     if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
     if constexpr (Traits::kLists) mask.read(hide_from_optimizer(thread));
+    const auto view = mask.template view<kTileM / 2>(m * kTileM, thread);
     const Probabilities<Traits> probabilities(
-        params, work, Traits::kBiased ? mask.head(params, work, step - end + tiles) : 0);
+        params, work, Traits::kBiased ? mask.head(params, work, step - end + tiles) : 0, view);
     wgmma_wait<1>();  // S
     fence_operand(r_s);
     if constexpr (Traits::kPersistent) {
       if (is_first) wait_for_stored_keys<Traits>(shared, walked, warpgroup, thread);
     }
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
-    const auto view = mask.template view<kTileM / 2>(m * kTileM, thread);
     probabilities.begin(view, r_s, r_p);
     mask.apply(r_s, m * kTileM, thread);
     compute_ds<Traits>(probabilities, shared, stage, thread, view, r_s, r_dp, r_p, r_ds);

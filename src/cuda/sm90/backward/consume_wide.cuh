@@ -135,9 +135,9 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     const auto [stage, phase] = QueryState::at(tile);
     const QueryState next = QueryState::at(tile + 1);
     if constexpr (Traits::kLists) m = mask.query_tile(stage);
-    const Probabilities<Traits> probabilities(params, work,
-                                              Traits::kBiased ? mask.head(params, work, tile) : 0);
     const auto view = mask.template view<Traits::kTileM / 2>(m * Traits::kTileM, thread);
+    const Probabilities<Traits> probabilities(
+        params, work, Traits::kBiased ? mask.head(params, work, tile) : 0, view);
     probabilities.begin(view, r_s, r_p);
     mask.apply(r_s, m * Traits::kTileM, thread);
     probabilities.compute(view, r_s, r_p, [&](int pair) {

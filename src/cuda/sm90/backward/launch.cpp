@@ -94,7 +94,8 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->heads_per_kv_head = int(problem.queries_per_kv_head());
   params->schedule = key_schedule(problem, plan);
   params->schedule.sequences = list;
-  if (c.score == ScoreKind::kBiased) params->biased = bias_params(problem, params->scale_log2);
+  if (c.terms != BiasTerms::kNone)
+    params->biased = bias_params(problem, c.terms, params->scale_log2);
   if (c.lists) params->mask = problem.mask_lists.memory();
   // Without rows nobody sets the ticket, and nobody needs it.
   params->ticket = workspace.all_tiles() > 0 ? ticket(problem, plan) : nullptr;

@@ -127,15 +127,16 @@ __device__ __forceinline__ void subtract_delta(float (&r_dp)[N], const float (&r
   }
 }
 
-// What becomes of a tile's scores. tile_bias.cuh has that of biased ones.
-template <class Traits, bool kBiased = Traits::kBiased>
-struct Probabilities;
+// What becomes of a tile's scores, plain or capped ones.
 template <class Traits>
-struct Probabilities<Traits, false> {
+struct PlainProbabilities {
   using Mod = ModOf<Traits::kConfig.score>;
   const BackwardParams& params;
 
-  __device__ __forceinline__ Probabilities(const BackwardParams& p, const KeyTile&, int)
+  // Of a query tile of a head; view: of its scores.
+  template <class View>
+  __device__ __forceinline__ PlainProbabilities(const BackwardParams& p, const KeyTile&, int,
+                                                const View&)
       : params(p) {}
 
   // Of raw scores, before the mask.
@@ -188,6 +189,14 @@ struct Probabilities<Traits, false> {
   static __device__ __forceinline__ void round(const float (&r_s)[N], uint32_t (&r_p)[N / 2]) {
     if constexpr (!Mod::kSlope) pack_probabilities<Traits::kElement>(r_s, r_p);
   }
+};
+
+// tile_bias.cuh has the others.
+template <class Traits, BiasTerms kTerms = Traits::kConfig.terms>
+struct Probabilities;
+template <class Traits>
+struct Probabilities<Traits, BiasTerms::kNone> : PlainProbabilities<Traits> {
+  using PlainProbabilities<Traits>::PlainProbabilities;
 };
 
 // ---- dQ = dS·K: each function issues one product and commits it as one group ----

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What consumers of biased scores do otherwise (device/score/bias.cuh): scores become values before
-// the mask, and the weights that are dropped go as −p from the scores to dS.
+// What consumers of biased scores do otherwise (device/score/bias.cuh): something is added to
+// scores before the mask; and the weights that are dropped go as −p from the scores to dS.
 #pragma once
 
 #include "cuda/device/score/bias.cuh"
@@ -16,83 +16,103 @@ __device__ __forceinline__ float ds_of_kept(float dp, float p, float scale, floa
   return fabsf(p) * (kept - delta);
 }
 
-template <class Traits>
-struct Probabilities<Traits, true> {
-  static constexpr BiasTerms kTerms = Traits::kConfig.terms;
-  static constexpr bool kAny = kTerms == BiasTerms::kAny;
+// The query tile's scores, among those of the sequence. What follows of them is computed where it
+// is needed: there are no registers for it before.
+template <class Traits, int N>
+__device__ __forceinline__ KeysByQueries<N> of_sequence(const KeyTile& work,
+                                                        const KeysByQueries<N>& view) {
+  return {hide_from_optimizer(view.first_row),
+          hide_from_optimizer(view.first_key) + (Traits::kLists ? 0 : work.key)};
+}
+__device__ __forceinline__ HeadBias head_bias(const BackwardParams& params, const KeyTile& work,
+                                              int head) {
+  return {kernel_params(params).biased, work.sequence, head, params.schedule.rule};
+}
 
+template <class Traits>
+struct Probabilities<Traits, BiasTerms::kSlopes> : PlainProbabilities<Traits> {
+  using View = KeysByQueries<Traits::kTileM / 2>;
+  float slope;
+  int distance;
+  SlopeOfTile of_tile;
+
+  __device__ __forceinline__ Probabilities(const BackwardParams& params, const KeyTile& work,
+                                           int head, const View& view)
+      : PlainProbabilities<Traits>(params, work, head, view) {
+    const HeadBias of = head_bias(params, work, head);
+    slope = slope_of(of.params, work.sequence.batch, head);
+    distance = of.distance(of_sequence<Traits>(work, view));
+    of_tile = SlopeOfTile::of<View>(slope, distance, of.params.bias.no_later_keys);
+  }
+  template <int N>
+  __device__ __forceinline__ void begin(const View&, float (&r_s)[N], uint32_t (&)[N / 2]) const {
+    if (of_tile.linear)
+      of_tile.template add<View>(r_s);
+    else
+      add_distances<View>(slope, distance, 1.f, r_s);
+  }
+};
+
+template <class Traits>
+struct Probabilities<Traits, BiasTerms::kTable> : PlainProbabilities<Traits> {
+  using View = KeysByQueries<Traits::kTileM / 2>;
+  TableOfTile<View> of_tile;
+
+  __device__ __forceinline__ Probabilities(const BackwardParams& params, const KeyTile& work,
+                                           int head, const View& view)
+      : PlainProbabilities<Traits>(params, work, head, view) {
+    const HeadBias of = head_bias(params, work, head);
+    of_tile.load(of, of.distance(of_sequence<Traits>(work, view)));
+  }
+  template <int N>
+  __device__ __forceinline__ void begin(const View&, float (&r_s)[N], uint32_t (&)[N / 2]) const {
+    of_tile.add(kernel_params(this->params).biased.unit, r_s);
+  }
+};
+
+template <class Traits>
+struct Probabilities<Traits, BiasTerms::kPairs> : PlainProbabilities<Traits> {
+  using View = KeysByQueries<Traits::kTileM / 2>;
+  const KeyTile& work;
+  const int head;
+
+  __device__ __forceinline__ Probabilities(const BackwardParams& params, const KeyTile& tile,
+                                           int head_index, const View& view)
+      : PlainProbabilities<Traits>(params, tile, head_index, view), work(tile), head(head_index) {}
+
+  template <int N>
+  __device__ __forceinline__ void begin(const View& view, float (&r_s)[N],
+                                        uint32_t (&)[N / 2]) const {
+    add_pairs(head_bias(this->params, work, head), of_sequence<Traits>(work, view), r_s);
+  }
+};
+
+// Dropped weights, of plain scores or of any.
+template <class Traits>
+struct DroppedProbabilities {
   const BackwardParams& all;
   const BiasParams& params;
   const KeyTile& work;
-  int head;
-  float slope;
+  const int head;
 
-  // Of the query tiles of one head.
-  __device__ __forceinline__ Probabilities(const BackwardParams& p, const KeyTile& tile,
-                                           int head_index)
-      : all(p),
-        params(kernel_params(p).biased),
-        work(tile),
-        head(head_index),
-        slope(slope_of(params.bias, tile.sequence.batch, head_index)) {}
+  template <class View>
+  __device__ __forceinline__ DroppedProbabilities(const BackwardParams& p, const KeyTile& tile,
+                                                  int head_index, const View&)
+      : all(p), params(kernel_params(p).biased), work(tile), head(head_index) {}
 
-  // Before the mask. The softcap's slopes, of float16, wait in r_p.
   template <int N>
-  __device__ __forceinline__ void begin(const KeysByQueries<N>& view, float (&r_s)[N],
-                                        uint32_t (&r_p)[N / 2]) const {
-    if (kAny && params.bias.capped) {
-      const ModOf<ScoreKind::kSoftcap> cap{all.softcap};
-      remap_tile(cap, r_s);
-#pragma unroll
-      for (int i = 0; i < N; i += 2) {
-        r_s[i] = cap.value(r_s[i]), r_s[i + 1] = cap.value(r_s[i + 1]);
-        r_p[i / 2] = pack2<Element::kFloat16>(cap.slope(r_s[i]), cap.slope(r_s[i + 1]));
-      }
-    }
-    const ListedSequence& s = work.sequence;
-    const HeadBias of{params.bias, s, head, all.schedule.rule.shift(s.q_length, s.k_length), slope};
-    if (add_bias<kTerms>(of, of_sequence(view), r_s, params.scale_log2))
-      add_distances(of, of_sequence(view), r_s, params.scale_log2);
+  __device__ __forceinline__ void sign(const KeysByQueries<N>& view, float (&r_p)[N]) const {
+    const HeadDropout dropout(params.dropped, work.sequence.batch * params.heads_q + head);
+    sign_dropped(dropout, of_sequence<Traits>(work, view), r_p);
   }
-
-  // Replaces values by what dSᵀ is to be multiplied with, and makes Pᵀ as operand.
-  template <int N, class Lse>
-  __device__ __forceinline__ void compute(const KeysByQueries<N>& view, float (&r_s)[N],
-                                          uint32_t (&r_p)[N / 2], const Lse& lse) const {
-#pragma unroll
-    for (int pair = 0; pair < N / 4; ++pair) {
-      const float2 x = lse(pair);
-#pragma unroll
-      for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
-        r_s[i] = exp2_approx(r_s[i] - x.x);
-        r_s[i + 1] = exp2_approx(r_s[i + 1] - x.y);
-      }
-    }
-    const bool capped = kAny && params.bias.capped, drops = drops_weights();
-    if (drops) {
-      const HeadDropout dropout(params.dropped, work.sequence.batch * params.heads_q + head);
-      sign_dropped(dropout, of_sequence(view), r_s);
-    }
-#pragma unroll
-    for (int i = 0; i < N; i += 2) {
-      const uint32_t slopes = r_p[i / 2];
-      float kept[2] = {r_s[i], r_s[i + 1]};
-      if (drops)
-#pragma unroll
-        for (float& p : kept) p = fmaxf(p, 0.f) * params.dropped.scale;
-      r_p[i / 2] = pack2<Traits::kElement>(kept[0], kept[1]);
-      if (capped) {
-        r_s[i] *= float16_to_float(uint16_t(slopes));
-        r_s[i + 1] *= float16_to_float(uint16_t(slopes >> 16));
-      }
-    }
+  // A weight as dV has it. By integers a NaN stays one.
+  __device__ __forceinline__ float kept(float p) const {
+    return __int_as_float(max(__float_as_int(p), 0)) * params.dropped.scale;
   }
-
   // dSᵀ of dPᵀ in its place.
   template <int N, class Delta>
   __device__ __forceinline__ void subtract(float (&r_dp)[N], const float (&r_p)[N],
                                            const Delta& delta) const {
-    if (!drops_weights()) return subtract_delta(r_dp, r_p, delta);
 #pragma unroll
     for (int pair = 0; pair < N / 4; ++pair) {
       const float2 x = delta(pair);
@@ -101,19 +121,92 @@ struct Probabilities<Traits, true> {
         r_dp[i] = ds_of_kept(r_dp[i], r_p[i], params.dropped.scale, i % 2 == 0 ? x.x : x.y);
     }
   }
-
+  // compute() makes Pᵀ.
   template <int N>
   static __device__ __forceinline__ void round(const float (&)[N], uint32_t (&)[N / 2]) {}
+};
 
- private:
-  __device__ __forceinline__ bool drops_weights() const {
-    return has<kTerms>(BiasTerms::kDropout, params.dropped.threshold != 0);
-  }
+template <class Traits>
+struct Probabilities<Traits, BiasTerms::kDropout> : DroppedProbabilities<Traits> {
+  using DroppedProbabilities<Traits>::DroppedProbabilities;
+
   template <int N>
-  __device__ __forceinline__ KeysByQueries<N> of_sequence(const KeysByQueries<N>& view) const {
-    // What follows of them is computed here: there are no registers for it before.
-    return {hide_from_optimizer(view.first_row),
-            hide_from_optimizer(view.first_key) + (Traits::kLists ? 0 : work.key)};
+  __device__ __forceinline__ void begin(const KeysByQueries<N>&, float (&)[N],
+                                        uint32_t (&)[N / 2]) const {}
+  template <int N, class Lse>
+  __device__ __forceinline__ void compute(const KeysByQueries<N>& view, float (&r_s)[N],
+                                          uint32_t (&r_p)[N / 2], const Lse& lse) const {
+    const float scale_log2 = this->all.scale_log2;
+#pragma unroll
+    for (int pair = 0; pair < N / 4; ++pair) {
+      const float2 x = lse(pair);
+#pragma unroll
+      for (int i = 4 * pair; i < 4 * pair + 4; ++i)
+        r_s[i] = exp2_approx(fmaf(r_s[i], scale_log2, i % 2 == 0 ? -x.x : -x.y));
+    }
+    this->sign(view, r_s);
+#pragma unroll
+    for (int i = 0; i < N; i += 2)
+      r_p[i / 2] = pack2<Traits::kElement>(this->kept(r_s[i]), this->kept(r_s[i + 1]));
+  }
+};
+
+template <class Traits>
+struct Probabilities<Traits, BiasTerms::kAny> : DroppedProbabilities<Traits> {
+  using Dropped = DroppedProbabilities<Traits>;
+  using Dropped::Dropped, Dropped::params;
+
+  // The softcap's slopes, of float16, wait in r_p.
+  template <int N>
+  __device__ __forceinline__ void begin(const KeysByQueries<N>& view, float (&r_s)[N],
+                                        uint32_t (&r_p)[N / 2]) const {
+    if (params.bias.capped) {
+      const ModOf<ScoreKind::kSoftcap> cap{this->all.softcap};
+      remap_tile(cap, r_s);
+#pragma unroll
+      for (int i = 0; i < N; i += 2) {
+        r_s[i] = cap.value(r_s[i]), r_s[i + 1] = cap.value(r_s[i + 1]);
+        r_p[i / 2] = pack2<Element::kFloat16>(cap.slope(r_s[i]), cap.slope(r_s[i + 1]));
+      }
+    }
+    add_bias(head_bias(this->all, this->work, this->head), of_sequence<Traits>(this->work, view),
+             r_s);
+  }
+
+  template <int N, class Lse>
+  __device__ __forceinline__ void compute(const KeysByQueries<N>& view, float (&r_s)[N],
+                                          uint32_t (&r_p)[N / 2], const Lse& lse) const {
+#pragma unroll
+    for (int pair = 0; pair < N / 4; ++pair) {
+      const float2 x = lse(pair);
+#pragma unroll
+      for (int i = 4 * pair; i < 4 * pair + 4; ++i)
+        r_s[i] = exp2_approx(r_s[i] - (i % 2 == 0 ? x.x : x.y));
+    }
+    const bool drops = params.dropped.threshold != 0;
+    if (drops) this->sign(view, r_s);
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const uint32_t slopes = r_p[i / 2];
+      float kept[2] = {r_s[i], r_s[i + 1]};
+      if (drops)
+#pragma unroll
+        for (float& p : kept) p = this->kept(p);
+      r_p[i / 2] = pack2<Traits::kElement>(kept[0], kept[1]);
+      if (params.bias.capped) {
+        r_s[i] *= float16_to_float(uint16_t(slopes));
+        r_s[i + 1] *= float16_to_float(uint16_t(slopes >> 16));
+      }
+    }
+  }
+
+  template <int N, class Delta>
+  __device__ __forceinline__ void subtract(float (&r_dp)[N], const float (&r_p)[N],
+                                           const Delta& delta) const {
+    if (params.dropped.threshold == 0)
+      subtract_delta(r_dp, r_p, delta);
+    else
+      Dropped::subtract(r_dp, r_p, delta);
   }
 };
 

@@ -43,9 +43,9 @@ struct BackwardTraits {
   static constexpr bool kBand = kConfig.band;
   static constexpr bool kLists = kConfig.lists;
   static constexpr bool kCapped = kConfig.score == ScoreKind::kSoftcap;
-  static constexpr bool kBiased = kConfig.score == ScoreKind::kBiased;
+  static constexpr bool kBiased = kConfig.terms != BiasTerms::kNone;
   // Scores take all registers that there are.
-  static constexpr bool kFull = kCapped || (kBiased && kConfig.terms == BiasTerms::kAny);
+  static constexpr bool kFull = kCapped || kConfig.terms == BiasTerms::kAny;
   static constexpr int kHeadDim = kConfig.head_dim;
   static constexpr int kHeadDimV = kConfig.head_dim_v;
   static constexpr int kTileM = kConfig.tile_m;

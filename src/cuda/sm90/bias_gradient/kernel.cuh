@@ -218,9 +218,7 @@ struct TileSum {
       for (float& s : r_s) s = cap.value(s);
     }
     const ListedSequence& s = tile.sequence;
-    const HeadBias head{biased.bias, s, tile.head, params.rule.shift(s.q_length, s.k_length),
-                        slope_of(biased.bias, s.batch, tile.head)};
-    add_bias<BiasTerms::kAny>(head, view, r_s, biased.scale_log2);
+    add_bias(HeadBias(biased, s, tile.head, params.rule), view, r_s);
   }
 
   __device__ __forceinline__ void mask(const SummedTile& tile, const View& view,

@@ -136,7 +136,7 @@ Status prepare(const BackwardProblem& problem, const BiasGradientPlan& plan,
   FLASH3_CHECK(encode_maps(inputs, plan.dim, &common));
   const bool capped = problem.softcap > 0.f;
   const float scale = (capped ? problem.softcap : problem.softmax_scale) * float(kLog2E);
-  common.biased = bias_params(problem, scale);
+  common.biased = bias_params(problem, BiasTerms::kAny, scale);
   if (capped) common.softcap = make_softcap(problem.softmax_scale, problem.softcap, 1);
   common.rule = tile_mask_rule(problem.mask_rule);
   common.lists = problem.mask_lists.given;

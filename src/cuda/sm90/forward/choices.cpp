@@ -86,13 +86,11 @@ bool has_list_rival(const ForwardConfig& c, int granularity) {
 
 // Whether the row takes any biased scores where another one has the call's alone.
 bool has_terms_rival(const ForwardConfig& c, BiasTerms terms) {
-  return c.score == ScoreKind::kBiased && c.terms != terms &&
-         (c.terms != BiasTerms::kAny ||
-          std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
-            return other.score == c.score && other.terms == terms && other.lists == c.lists &&
-                   other.paged == c.paged && other.split == c.split &&
-                   other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
-          }));
+  return c.terms != terms && std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
+           return other.terms == terms && other.lists == c.lists && other.paged == c.paged &&
+                  other.split == c.split && other.head_dim == c.head_dim &&
+                  other.head_dim_v == c.head_dim_v;
+         });
 }
 
 // Whether the keys are those of a cache: paged kernels find them, with a table and without one.
@@ -116,7 +114,7 @@ bool splits_keys(const ForwardProblem& problem, Element element) {
   if (!has_few_tiles(problem)) return false;
   const bool widened = problem.widens_keys();
   const auto takes = [&](const ForwardConfig& c, bool paged, bool split) {
-    return c.holds(element) && c.widened() == widened && c.score == score_kind(problem) &&
+    return c.holds(element) && c.widened() == widened && takes_scores(c, problem) &&
            c.paged == paged && c.split == split && !c.lists && c.head_dim >= problem.head_dim &&
            c.head_dim_v >= problem.head_dim_v;
   };
@@ -150,7 +148,6 @@ void for_each_choice(const ForwardProblem& problem,
                      const std::function<void(const ForwardChoice&)>& visit) {
   if (!takes(problem.dtype)) return;
   const Element element = element_type(problem.dtype);
-  const ScoreKind score = score_kind(problem);
   const BiasTerms terms = terms_of(problem);
   const bool lists = problem.mask_lists.given;
   const bool band = needs_band(problem), split = !lists && splits_keys(problem, element),
@@ -164,7 +161,7 @@ void for_each_choice(const ForwardProblem& problem,
   for (const ForwardKernel& kernel : forward_kernels(element)) {
     const ForwardConfig& c = kernel.config;
     const bool serves = c.paged == paged || (c.paged && packs_in_paged);
-    if (c.score != score || !serves || c.split != split || c.lists != lists ||
+    if (!takes_scores(c, problem) || !serves || c.split != split || c.lists != lists ||
         has_terms_rival(c, terms) || c.widened() != widened || c.head_dim < problem.head_dim ||
         c.head_dim_v < problem.head_dim_v) {
       continue;
@@ -178,8 +175,8 @@ void for_each_choice(const ForwardProblem& problem,
     if (c.paged ? cache_box_rows(problem.cache, rows_at_once(c)) == 0 : !lists && c.band != band)
       continue;
     if (c.paged == paged) visit(ForwardChoice{&kernel, HeadPack{}});
-    if (c.fp8() && !c.row_scales()) continue;                // a warpgroup's rows have one scale
-    if (c.lists || c.score == ScoreKind::kBiased) continue;  // a list or a bias is of one head
+    if (c.fp8() && !c.row_scales()) continue;              // a warpgroup's rows have one scale
+    if (c.lists || c.terms != BiasTerms::kNone) continue;  // a list or a bias is of one head
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
     for (int heads = 2; heads <= most; ++heads) {
       if (problem.queries_per_kv_head() % heads == 0)

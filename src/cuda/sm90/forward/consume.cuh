@@ -56,23 +56,33 @@ struct KeyWalk<Traits, false> {
   }
 };
 
-// What scores get by their place, and which weights are dropped: nothing and none. tile_bias.cuh
-// has that of biased scores.
-template <class Traits, ScoreKind kScore = Traits::kScore>
-struct TileBias {
+// What scores get by their place, and which weights are dropped: nothing and none.
+struct NoTileBias {
+  NoTileBias() = default;
   template <class Consumer>
-  static __device__ __forceinline__ TileBias begin(const Consumer&) {
-    return {};
-  }
+  __device__ __forceinline__ explicit NoTileBias(const Consumer&) {}
+
+  // While the scores are under way.
+  template <class Tile>
+  __device__ __forceinline__ void read(const Tile&) const {}
+  // Before the mask. True: apply_rarely() is left, beside masks, which few tiles need either.
   template <class Tile>
   __device__ __forceinline__ bool apply(Tile&) const {
     return false;
   }
   template <class Tile>
   __device__ __forceinline__ void apply_rarely(Tile&) const {}
+  // Of weights that are summed up.
   template <class Tile>
   __device__ __forceinline__ void drop(Tile&) const {}
   __device__ __forceinline__ void scale_normalisation(float (&)[2]) const {}
+};
+// tile_bias.cuh has the others.
+template <class Traits, BiasTerms kTerms = Traits::kConfig.terms>
+struct TileBias;
+template <class Traits>
+struct TileBias<Traits, BiasTerms::kNone> : NoTileBias {
+  using NoTileBias::NoTileBias;
 };
 
 template <class Traits, class Operands, class Store>
@@ -251,6 +261,7 @@ struct Consumer {
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
     Walk::read(*this, tile, k_state.stage);
     meanwhile();
+    tile.bias.read(tile);
     tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
     fence_operand(tile.scores);
@@ -265,6 +276,7 @@ struct Consumer {
     issue_scores(tile.scores, tile.q, stage);
     issue_output(tile, v_state_at(stage));
     Walk::read(*this, tile, stage);
+    tile.bias.read(tile);
   }
 
   // P of this key tile; O of the one before it comes in between.
@@ -374,7 +386,7 @@ struct Consumer {
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
-      if constexpr (Traits::kScore != ScoreKind::kBiased) {
+      if constexpr (Traits::kConfig.terms == BiasTerms::kNone) {
         if (masked) mask();
       } else if (masked || rare) {
         if (rare) tile.bias.apply_rarely(tile);
@@ -441,7 +453,7 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .row = c.row,
                                  .key_in_tile = c.key_in_tile,
                                  .walked = Consumer::Walk::begin(c),
-                                 .bias = Consumer::Bias::begin(c)};
+                                 .bias = typename Consumer::Bias(c)};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);

@@ -123,10 +123,10 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
     params.score_slack = slack / params.softcap.a;  // P is nowhere steeper than at 0
   }
-  if (config.score == ScoreKind::kBiased) {
-    params.biased = bias_params(problem, problem.softcap > 0.f ? 1.f : params.scale_log2);
-    params.score_slack = slack;
-  }
+  if (config.terms != BiasTerms::kNone)
+    params.biased =
+        bias_params(problem, config.terms, problem.softcap > 0.f ? 1.f : params.scale_log2);
+  if (config.score == ScoreKind::kBiased) params.score_slack = slack;
   params.least_exact = problem.max_logits.wanted ? 0.f : -params.score_slack;
 
   if (config.paged) params.pages = key_pages(problem, plan);

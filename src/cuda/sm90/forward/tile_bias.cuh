@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What consumers of biased scores do otherwise (device/score/bias.cuh): a tile's scores become
-// values before its mask, and weights may be dropped once they are summed up.
+// What consumers of biased scores do otherwise (device/score/bias.cuh): something is added to a
+// tile's scores before its mask, or weights are dropped once they are summed up.
 #pragma once
 
 #include "cuda/device/score/bias.cuh"
@@ -10,80 +10,161 @@
 
 namespace flash3::cuda::sm90 {
 
+// What all of them know of a work tile. Its queries are described when its first scores are under
+// way (WarpQueries).
 template <class Traits>
-struct TileBias<Traits, ScoreKind::kBiased> {
-  // Those of split kernels and of lists have no register in which a slope could wait for scores.
-  static constexpr bool kKeepsSlope = !Traits::kSplit && !Traits::kLists;
-
-  static constexpr BiasTerms kTerms = Traits::kConfig.terms;
-  static constexpr bool kAny = kTerms == BiasTerms::kAny;
-
+struct BiasedRows : NoTileBias {
   const ForwardParams& params;
   const typename Traits::Shared& shared;
   const int& warp;
-  float slope;
 
-  // Of a consumer's work tile.
   template <class C>
-  static __device__ __forceinline__ TileBias begin(const C& c) {
-    const WarpQueries& own = c.shared.warp_queries[c.warp];
-    float slope = 0.f;
-    if constexpr (kKeepsSlope && C::kDescribeUnderScores) {
-      const WorkTile& work = c.tiles.tile();  // which is not described yet
-      slope = slope_of(kernel_params(c.params).biased.bias, work.sequence.batch, work.head_group);
-    } else if constexpr (kKeepsSlope) {
-      slope = slope_of(kernel_params(c.params).biased.bias, own.sequence.batch, own.head_group);
-    }
-    return {c.params, c.shared, c.warp, slope};
-  }
+  __device__ __forceinline__ explicit BiasedRows(const C& c)
+      : params(c.params), shared(c.shared), warp(c.warp) {}
 
-  // Before the mask. True: apply_rarely() is left, beside masks, which a tile seldom needs either.
-  template <class Tile>
-  __device__ __forceinline__ bool apply(Tile& tile) const {
-    const BiasParams& biased = kernel_params(params).biased;
-    if (kAny && biased.bias.capped) {
-      const ModOf<ScoreKind::kSoftcap> cap{params.softcap};
-      remap_tile(cap, tile.scores);
-#pragma unroll
-      for (float& s : tile.scores) s = cap.value(s);
-    }
-    return add_bias<kTerms>(head(), of_sequence(tile.view()), tile.scores, biased.scale_log2);
+  __device__ __forceinline__ const BiasParams& biased() const {
+    return kernel_params(params).biased;
   }
-  template <class Tile>
-  __device__ __forceinline__ void apply_rarely(Tile& tile) const {
-    add_distances(head(), of_sequence(tile.view()), tile.scores,
-                  kernel_params(params).biased.scale_log2);
-  }
-
-  template <class Tile>
-  __device__ __forceinline__ void drop(Tile& tile) const {
-    const BiasParams& biased = kernel_params(params).biased;
-    if (!has<kTerms>(BiasTerms::kDropout, biased.dropped.threshold != 0)) return;
-    const HeadDropout dropout(biased.dropped,
-                              queries().sequence.batch * biased.heads_q + queries().head_group);
-    drop_weights(dropout, of_sequence(tile.view()), tile.scores);
-  }
-  __device__ __forceinline__ void scale_normalisation(float (&inverse_sum)[2]) const {
-    const DroppedWeights& dropped = kernel_params(params).biased.dropped;
-    if (!has<kTerms>(BiasTerms::kDropout, dropped.threshold != 0)) return;
-    inverse_sum[0] *= dropped.scale, inverse_sum[1] *= dropped.scale;
-  }
-
- private:
   __device__ __forceinline__ const WarpQueries& queries() const {
     return shared.warp_queries[warp];
   }
   __device__ __forceinline__ HeadBias head() const {
-    const ScoreBias& bias = kernel_params(params).biased.bias;
-    const ListedSequence& s = queries().sequence;
-    const int head = queries().head_group;
-    return {bias, s, head, params.schedule.rule.shift(s.q_length, s.k_length),
-            kKeepsSlope ? slope : slope_of(bias, s.batch, head)};
+    return {biased(), queries().sequence, queries().head_group, params.schedule.rule};
   }
+  __device__ __forceinline__ HeadDropout dropout() const {
+    return {biased().dropped, queries().sequence.batch * biased().heads_q + queries().head_group};
+  }
+  // What is computed of the result is computed there: few registers hold it before.
   template <class View>
   __device__ __forceinline__ View of_sequence(View view) const {
     return {hide_from_optimizer(view.first_row) + queries().query,
             hide_from_optimizer(view.first_key)};
+  }
+};
+
+template <class Traits>
+struct TileBias<Traits, BiasTerms::kAny> : BiasedRows<Traits> {
+  using BiasedRows<Traits>::BiasedRows;
+
+  template <class Tile>
+  __device__ __forceinline__ bool apply(Tile& tile) const {
+    if (this->biased().bias.capped) {
+      const ModOf<ScoreKind::kSoftcap> cap{this->params.softcap};
+      remap_tile(cap, tile.scores);
+#pragma unroll
+      for (float& s : tile.scores) s = cap.value(s);
+    }
+    add_bias(this->head(), this->of_sequence(tile.view()), tile.scores);
+    return false;
+  }
+  template <class Tile>
+  __device__ __forceinline__ void drop(Tile& tile) const {
+    if (this->biased().dropped.threshold != 0)
+      drop_weights(this->dropout(), this->of_sequence(tile.view()), tile.scores);
+  }
+  __device__ __forceinline__ void scale_normalisation(float (&inverse_sum)[2]) const {
+    const DroppedWeights& dropped = this->biased().dropped;
+    if (dropped.threshold != 0) inverse_sum[0] *= dropped.scale, inverse_sum[1] *= dropped.scale;
+  }
+};
+
+template <class Traits>
+struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
+  using View = QueriesByKeys<Traits::kTileN / 2>;
+  // Three warpgroups have no registers for what waits for scores.
+  static constexpr bool kReads = Traits::kWarpgroups == 2;
+
+  float slope;
+  SlopeOfTile of_tile;
+
+  template <class C>
+  __device__ __forceinline__ explicit TileBias(const C& c) : BiasedRows<Traits>(c) {
+    const WorkTile& work = c.tiles.tile();
+    slope = slope_of(this->biased(), work.sequence.batch, work.head_group);
+  }
+  template <class Tile>
+  __device__ __forceinline__ void read(const Tile& tile) {
+    if constexpr (kReads) of_tile = find(tile);
+  }
+  template <class Tile>
+  __device__ __forceinline__ bool apply(Tile& tile) {
+    if constexpr (!kReads) of_tile = find(tile);
+    if (!of_tile.linear) return true;
+    of_tile.template add<View>(tile.scores);
+    return false;
+  }
+  template <class Tile>
+  __device__ __forceinline__ void apply_rarely(Tile& tile) const {
+    add_distances<View>(slope, distance(tile), 1.f, tile.scores);
+  }
+
+ private:
+  template <class Tile>
+  __device__ __forceinline__ int distance(const Tile& tile) const {
+    return this->head().distance(this->of_sequence(tile.view()));
+  }
+  template <class Tile>
+  __device__ __forceinline__ SlopeOfTile find(const Tile& tile) const {
+    return SlopeOfTile::of<View>(slope, distance(tile), this->biased().bias.no_later_keys);
+  }
+};
+
+template <class Traits>
+struct TileBias<Traits, BiasTerms::kTable> : BiasedRows<Traits> {
+  TableOfTile<QueriesByKeys<Traits::kTileN / 2>> of_tile;
+
+  using BiasedRows<Traits>::BiasedRows;
+  template <class Tile>
+  __device__ __forceinline__ void read(const Tile& tile) {
+    const HeadBias head = this->head();
+    of_tile.load(head, head.distance(this->of_sequence(tile.view())));
+  }
+  template <class Tile>
+  __device__ __forceinline__ bool apply(Tile& tile) const {
+    of_tile.add(this->biased().unit, tile.scores);
+    return false;
+  }
+};
+
+template <class Traits>
+struct TileBias<Traits, BiasTerms::kPairs> : BiasedRows<Traits> {
+  PairsOfTile<QueriesByKeys<Traits::kTileN / 2>> of_tile;
+
+  using BiasedRows<Traits>::BiasedRows;
+  template <class Tile>
+  __device__ __forceinline__ void read(const Tile& tile) {
+    if (this->biased().bias.in_twos) of_tile.load(this->head(), this->of_sequence(tile.view()));
+  }
+  template <class Tile>
+  __device__ __forceinline__ bool apply(Tile& tile) const {
+    const ScoreBias& bias = this->biased().bias;
+    if (!bias.in_twos) return true;
+    of_tile.add(this->biased().unit, bias.type == FloatType::kBFloat16, tile.scores);
+    return false;
+  }
+  template <class Tile>
+  __device__ __forceinline__ void apply_rarely(Tile& tile) const {
+    add_pairs(this->head(), this->of_sequence(tile.view()), tile.scores);
+  }
+};
+
+template <class Traits>
+struct TileBias<Traits, BiasTerms::kDropout> : BiasedRows<Traits> {
+  HeadDropout of_head;
+
+  template <class C>
+  __device__ __forceinline__ explicit TileBias(const C& c)
+      : BiasedRows<Traits>(c),
+        of_head(this->biased().dropped, c.tiles.tile().sequence.batch * this->biased().heads_q +
+                                            c.tiles.tile().head_group) {}
+
+  template <class Tile>
+  __device__ __forceinline__ void drop(Tile& tile) const {
+    drop_weights(of_head, this->of_sequence(tile.view()), tile.scores);
+  }
+  __device__ __forceinline__ void scale_normalisation(float (&inverse_sum)[2]) const {
+    const float scale = this->biased().dropped.scale;
+    inverse_sum[0] *= scale, inverse_sum[1] *= scale;
   }
 };
 

@@ -2,16 +2,20 @@
 // What kernels of biased scores are told of a call: one place for forward and backward.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/device/score/bias.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
 
 namespace flash3::cuda::sm90 {
 
-// scale_log2: what brings a raw score, or what the kernel's softcap makes of it, to base 2.
-inline BiasParams bias_params(const Problem& p, float scale_log2) {
+// scale_log2: what brings a raw score, or what the kernel's softcap makes of it, to base 2. terms:
+// the kernel's; beside one alone scores stay raw.
+inline BiasParams bias_params(const Problem& p, BiasTerms terms, float scale_log2) {
   BiasParams params{};
   params.heads_q = int(p.heads_q);
   params.scale_log2 = scale_log2;
+  params.unit = terms == BiasTerms::kAny ? float(kLog2E) : 1.f / p.softmax_scale;
   ScoreBias& bias = params.bias;
   bias.slopes = p.alibi_slopes.data;
   bias.slopes_batch = p.alibi_slopes.stride_batch;
@@ -25,6 +29,10 @@ inline BiasParams bias_params(const Problem& p, float scale_log2) {
   bias.pairs_head = p.bias.stride_head;
   bias.pairs_row = p.bias.stride_row;
   bias.pairs_key = p.bias.stride_key;
+  const auto even = [](Index stride) { return stride % 2 == 0; };
+  bias.in_twos = p.bias.given && bias.type != FloatType::kFloat32 && p.bias.stride_key == 1 &&
+                 even(p.bias.keys) && even(p.bias.stride_row) && even(p.bias.stride_head) &&
+                 even(p.bias.stride_batch) && reinterpret_cast<uintptr_t>(p.bias.data) % 4 == 0;
   bias.capped = p.softcap > 0.f;
   bias.no_later_keys = p.mask_rule.window_right == 0;
   return params;

@@ -52,22 +52,29 @@ inline const char* bias_name(const Problem& p) {
   const BiasList terms = bias_terms(p);
   return std::ranges::find_if(terms, &BiasTerm::given)->name;
 }
-// Which kernel of biased scores suits best: one for the one term that there is, or for any.
+// What kernel of biased scores suits best: one for the one term that there is, or for any.
 inline BiasTerms terms_of(const Problem& p) {
   const BiasList terms = bias_terms(p);
+  if (!is_biased(p)) return BiasTerms::kNone;
   if (p.softcap > 0.f || std::ranges::count_if(terms, &BiasTerm::given) != 1)
     return BiasTerms::kAny;
   return std::ranges::find_if(terms, &BiasTerm::given)->term;
 }
 
 inline ScoreKind score_kind(const Problem& p) {
-  if (is_biased(p)) return ScoreKind::kBiased;
   return p.softcap > 0.f ? ScoreKind::kSoftcap : ScoreKind::kPlain;
+}
+
+// Whether a row of a tile table computes the call's scores.
+template <class Config>
+bool takes_scores(const Config& c, const Problem& p) {
+  if (!is_biased(p)) return c.terms == BiasTerms::kNone && c.score == score_kind(p);
+  return c.terms == BiasTerms::kAny || c.terms == terms_of(p);
 }
 
 // Scores that are not plain have band kernels alone: a band may hide nothing.
 inline bool needs_band(const Problem& p) {
-  return score_kind(p) != ScoreKind::kPlain || may_hide(p);
+  return score_kind(p) != ScoreKind::kPlain || is_biased(p) || may_hide(p);
 }
 
 inline RowIndexing indexing_of(const Problem& p) {
@@ -76,6 +83,7 @@ inline RowIndexing indexing_of(const Problem& p) {
 
 constexpr const char* suffix_of(BiasTerms terms) {
   switch (terms) {
+    case BiasTerms::kNone: return "";
     case BiasTerms::kAny: return "_biased";
     case BiasTerms::kSlopes: return "_slopes";
     case BiasTerms::kTable: return "_table";
@@ -97,11 +105,11 @@ std::string kernel_id(const char* family, Element element, const Config& c, int 
                        : "";
   if constexpr (requires { c.lists; })
     if (c.lists) keys = "_lists";
-  const char* kind = c.score == ScoreKind::kSoftcap  ? "_softcap"
-                     : c.score == ScoreKind::kBiased ? suffix_of(c.terms)
-                     : *keys                         ? ""
-                     : c.band                        ? "_band"
-                                                     : "_full";
+  const char* kind = c.score == ScoreKind::kSoftcap ? "_softcap"
+                     : c.terms != BiasTerms::kNone  ? suffix_of(c.terms)
+                     : *keys                        ? ""
+                     : c.band                       ? "_band"
+                                                    : "_full";
   return message(family, "_", short_name(element), "_d", c.head_dim,
                  c.head_dim_v == c.head_dim ? "" : message("x", c.head_dim_v), keys, kind, "_",
                  tile_m, "x", c.tile_n);

@@ -15,7 +15,8 @@ inline constexpr Schema<flash3_forward_params> kForward(
     "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, Tensor? q_scale=None, Tensor? "
     "k_scale=None, Tensor? v_scale=None, bool compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, "
     "int fp8_sums=0, ScalarType? out_dtype=None, Tensor? qv=None, Tensor? mask=None, int[] mask_fields=[], int "
-    "mask_alignment=0, Tensor? alibi_slopes=None) -> (Tensor, Tensor)");
+    "mask_alignment=0, Tensor? alibi_slopes=None, float dropout_p=0., SymInt dropout_seed=0, SymInt "
+    "dropout_offset=0, Tensor? dropout_state=None) -> (Tensor, Tensor)");
 
 inline constexpr Schema<flash3_forward_params> kInference(
     "inference(Tensor q, Tensor k, Tensor v, float softmax_scale=0., bool causal=False, bool "
@@ -29,7 +30,8 @@ inline constexpr Schema<flash3_forward_params> kForwardOut(
     "deterministic=False, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, bool "
     "compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, int fp8_sums=0, Tensor? qv=None, bool "
     "fill_padding=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, Tensor(c!)? "
-    "max_logits=None, Tensor? alibi_slopes=None) -> ()");
+    "max_logits=None, Tensor? alibi_slopes=None, float dropout_p=0., SymInt dropout_seed=0, SymInt "
+    "dropout_offset=0, Tensor? dropout_state=None) -> ()");
 
 inline constexpr Schema<flash3_backward_params> kBackward(
     "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float "
@@ -37,7 +39,8 @@ inline constexpr Schema<flash3_backward_params> kBackward(
     "window_right=-1, float softcap=0., SymInt chunk=0, Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? "
     "cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, bool deterministic=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, "
-    "Tensor? alibi_slopes=None) -> (Tensor, Tensor, Tensor, Tensor)");
+    "Tensor? alibi_slopes=None, float dropout_p=0., SymInt dropout_seed=0, SymInt dropout_offset=0, Tensor? "
+    "dropout_state=None) -> (Tensor, Tensor, Tensor, Tensor)");
 
 inline constexpr Schema<flash3_backward_params> kBackwardOut(
     "backward_out(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor(a!) "
@@ -46,7 +49,8 @@ inline constexpr Schema<flash3_backward_params> kBackwardOut(
     "Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
     "seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, bool "
     "fill_padding=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, Tensor? "
-    "alibi_slopes=None) -> ()");
+    "alibi_slopes=None, float dropout_p=0., SymInt dropout_seed=0, SymInt dropout_offset=0, Tensor? "
+    "dropout_state=None) -> ()");
 
 inline constexpr Schema<flash3_quantize_params> kQuantize(
     "quantize(Tensor? q=None, Tensor? k=None, Tensor? v=None, int scale_ndim=3, SymInt heads_k=0, Tensor? "
@@ -143,7 +147,7 @@ inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForw
 inline constexpr char kAttentionOptions[] =
     "causal window softmax_scale softcap chunk sink cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k "
     "seqused_q seqused_k deterministic q_scale k_scale v_scale out_dtype compute rotation_seed sm_margin "
-    "fp8_sums return_lse qv mask_alignment max_logits alibi_slopes mask";
+    "fp8_sums return_lse qv mask_alignment max_logits alibi_slopes dropout_state dropout_p seed offset mask";
 
 inline constexpr char kAttentionWithKvCacheOptions[] =
     "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "

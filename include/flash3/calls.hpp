@@ -69,6 +69,10 @@ struct Forward {
   Tensor max_logits{};
   const flash3_mask* mask = nullptr;
   Tensor alibi_slopes{};
+  float dropout_p = 0.f;
+  uint64_t dropout_seed = 0;
+  uint64_t dropout_offset = 0;
+  Tensor dropout_state{};
   /// @}
 
   /// The C struct of this call.
@@ -125,6 +129,10 @@ struct Forward {
     p.max_logits = max_logits;
     p.mask = mask;
     p.alibi_slopes = alibi_slopes;
+    p.dropout_p = dropout_p;
+    p.dropout_seed = dropout_seed;
+    p.dropout_offset = dropout_offset;
+    p.dropout_state = dropout_state;
     return p;
   }
 };
@@ -169,6 +177,10 @@ struct Backward {
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
   const flash3_mask* mask = nullptr;
   Tensor alibi_slopes{};
+  float dropout_p = 0.f;
+  uint64_t dropout_seed = 0;
+  uint64_t dropout_offset = 0;
+  Tensor dropout_state{};
   /// @}
 
   /// The C struct of this call.
@@ -210,6 +222,10 @@ struct Backward {
     p.mask_alignment = mask_alignment;
     p.mask = mask;
     p.alibi_slopes = alibi_slopes;
+    p.dropout_p = dropout_p;
+    p.dropout_seed = dropout_seed;
+    p.dropout_offset = dropout_offset;
+    p.dropout_state = dropout_state;
     return p;
   }
 };

@@ -290,6 +290,22 @@ typedef struct flash3_forward_params {
    * of i' and j is subtracted from the scaled and capped score of query i and key j, with i' as in
    * Mask. Not with tree_mask. On the CPU alone. Has no gradient. All zero: none. */
   flash3_tensor alibi_slopes;
+
+  /** @name Dropout
+   * A weight is dropped with the probability dropout_p, which is rounded to a multiple of 2^-16;
+   * out has the others divided by 1 − dropout_p. lse, max_logits and the sums that weights are
+   * divided by are those of all weights; the sink has no value, and is not dropped. Which are
+   * dropped depends on the seed, the offset, the sequence, the query head, and the places of query
+   * and key in their sequence alone: flash3_dropout_mask (dropout.h) writes them. Neither with FP8
+   * nor with qv or tree_mask. On the CPU alone. @{ */
+  float dropout_p;         /**< from 0, none, to below 1 */
+  uint64_t dropout_seed;   /**< with dropout_state: ignored */
+  uint64_t dropout_offset; /**< likewise: another one of the same seed drops other weights */
+  /** [2] int64: the seed and the offset in the tensors' kind of memory, read when the kernels run:
+   * a captured graph replays with other ones. Not with qv, tree_mask. On the CPU alone. Has no
+   * gradient. All zero: the two numbers instead. */
+  flash3_tensor dropout_state;
+  /** @} */
 } flash3_forward_params;
 
 /** What flash3_forward() would return, given memory and workspace; if it is not FLASH3_OK,
@@ -323,14 +339,17 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  * never the score matrix. Zero-initialise it, then set struct_size =
  * sizeof(flash3_backward_params).
  *
- * With softcap dS is multiplied by 1 − tanh²(softmax_scale · Q·Kᵀ / softcap) too, and with a sink
+ * With softcap dS is multiplied by 1 − tanh²(softmax_scale · Q·Kᵀ / softcap) too; with dropout dV
+ * has the weights that are kept, divided by 1 − dropout_p, and dP likewise those of these; and with
+ * a sink
  *
  *     dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
  *
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
- * alibi_slopes, lengths and dtype must be the same. Gradients of rows that see nothing, of keys
- * that no query sees, and of tokens after seqused are exactly 0; every element of dq, dk and dv is
- * written, except rows of packed tensors that belong to no sequence, unless fill_padding is set. */
+ * alibi_slopes, dropout, lengths and dtype must be the same. Gradients of rows that see nothing, of
+ * keys that no query sees, and of tokens after seqused are exactly 0; every element of dq, dk and
+ * dv is written, except rows of packed tensors that belong to no sequence, unless fill_padding is
+ * set. */
 typedef struct flash3_backward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
@@ -385,7 +404,11 @@ typedef struct flash3_backward_params {
   int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
   int32_t mask_alignment;     /**< as in flash3_forward_params */
   const flash3_mask* mask;    /**< as in flash3_forward_params, to the end */
-  flash3_tensor alibi_slopes; /**< as in flash3_forward_params */
+  flash3_tensor alibi_slopes; /**< as in flash3_forward_params, to the end */
+  float dropout_p;
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;
+  flash3_tensor dropout_state;
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

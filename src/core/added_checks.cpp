@@ -9,6 +9,7 @@ Field field_of(const char* name, std::string_view shape, const flash3_tensor& t,
                const Layout& layout) {
   if (shape == "heads") return {name, "[heads_q]", 1, t};
   if (shape == "batch_heads") return {name, "[batch, heads_q]", 2, t};
+  if (shape == "state") return {name, "[2]", 1, t};
   return layout.lse(name, t);
 }
 
@@ -17,6 +18,11 @@ Status check_shape(const Field& field, std::string_view shape, const Field& q,
   const Extent heads{q, q.ndim - 2};
   FLASH3_CHECK(check_sizes(field));
   if (shape == "rows") return check_rows(field, q, "");
+  if (shape == "state") {
+    if (field.tensor.shape[0] == 2) return check_strides(field);
+    return invalid_argument(message(field.part("shape", 0), " = ", field.tensor.shape[0],
+                                    " but it must be 2: a seed and an offset"));
+  }
   if (shape == "batch_heads") FLASH3_CHECK(check_same({field, 0}, batch, "batch size"));
   FLASH3_CHECK(check_same({field, field.ndim - 1}, heads, "heads_q"));
   return check_strides(field);
@@ -53,6 +59,10 @@ void view_added(const flash3_tensor& t, bool, HeadsView* view) {
   const auto stride = [&](int dim) { return t.shape[dim] > 1 ? t.stride[dim] : 0; };
   *view = {static_cast<const float*>(t.data), is_given(t), t.ndim == 2 ? stride(0) : 0,
            t.ndim > 0 ? stride(t.ndim - 1) : 0};
+}
+
+void view_added(const flash3_tensor& t, bool, StateView* view) {
+  *view = {static_cast<const int64_t*>(t.data), is_given(t)};
 }
 
 }  // namespace flash3

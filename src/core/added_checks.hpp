@@ -45,6 +45,7 @@ Status check_added(const Params& p, const Field& q, const Layout& layout, Pointe
 
 void view_added(const flash3_tensor& tensor, bool packed, LseView* view);
 void view_added(const flash3_tensor& tensor, bool packed, HeadsView* view);
+void view_added(const flash3_tensor& tensor, bool packed, StateView* view);
 
 // Calls visit(field, member, view) for each that the params of the problem have.
 template <class P, class Visit>
@@ -68,6 +69,7 @@ void fill_added(const typename ParamsOf<P>::type& p, P* problem) {
 
 inline bool is_given(const LseView& view) { return view.wanted; }
 inline bool is_given(const HeadsView& view) { return view.given; }
+inline bool is_given(const StateView& view) { return view.given; }
 
 // ", with max_logits" of each that a call has.
 template <class P>
@@ -83,12 +85,17 @@ std::string describe_added(const P& problem) {
 template <class P, class Backend>
 Status check_added_on(const P& problem, const Backend& backend) {
   Status status;
+  const auto refuse = [&](std::string_view name) {
+    status = unsupported(message(name, " is given but the ", backend.name(),
+                                 " backend has no kernels that take it; the cpu backend has"));
+  };
+  if constexpr (requires { problem.dropout; })
+    if (problem.dropout.given() && backend.id() != FLASH3_BACKEND_CPU) refuse("dropout_p");
   for_each_added(problem, [&](const ParamField& field, auto, const auto& view) {
     if (!status.ok() || !is_given(view) || !field.is_cpu_alone ||
         backend.id() == FLASH3_BACKEND_CPU)
       return;
-    status = unsupported(message(field.name, " is given but the ", backend.name(),
-                                 " backend has no kernels that take it; the cpu backend has"));
+    refuse(field.name);
   });
   return status;
 }

@@ -11,6 +11,7 @@ namespace flash3 {
 // Of forward and backward calls.
 struct AddedViews {
   HeadsView alibi_slopes;
+  StateView dropout_state;
 };
 
 // Of forward calls alone.

@@ -89,6 +89,7 @@ constexpr bool has_word(std::string_view words, std::string_view word) {
 template <class Shape>
 constexpr Shape shape_of_added(std::string_view shape, int64_t batch, int64_t heads_q, Shape rows) {
   if (shape == "heads") return {heads_q};
+  if (shape == "state") return {2};
   return shape == "batch_heads" ? Shape{batch, heads_q} : rows;
 }
 

@@ -63,6 +63,10 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(max_logits, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads rows"),
     FLASH3_FIELD(mask, .is_context = true),
     FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask", .is_cpu_alone = true),
+    FLASH3_FIELD(dropout_p),
+    FLASH3_FIELD(dropout_seed),
+    FLASH3_FIELD(dropout_offset),
+    FLASH3_FIELD(dropout_state, .dtype = FLASH3_INT64, .shapes = "state", .without = "qv tree_mask", .is_cpu_alone = true),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
   // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the
@@ -70,7 +74,8 @@ struct FieldsOf<flash3_forward_params> {
   template <class Problem, class Visit>
   static bool visit_added_tensors(Problem& problem, const Visit& visit) {
     return visit(kFields[48], &Params::max_logits, problem.max_logits) &&
-           visit(kFields[50], &Params::alibi_slopes, problem.alibi_slopes);
+           visit(kFields[50], &Params::alibi_slopes, problem.alibi_slopes) &&
+           visit(kFields[54], &Params::dropout_state, problem.dropout_state);
   }
 };
 
@@ -114,13 +119,18 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
     FLASH3_FIELD(mask, .is_context = true),
     FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask", .is_cpu_alone = true),
+    FLASH3_FIELD(dropout_p),
+    FLASH3_FIELD(dropout_seed),
+    FLASH3_FIELD(dropout_offset),
+    FLASH3_FIELD(dropout_state, .dtype = FLASH3_INT64, .shapes = "state", .without = "qv tree_mask", .is_cpu_alone = true),
   };
   static constexpr size_t kListed = 33;  // those that calls.py places
   // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the
   // member of the same name (core/added_views.hpp).
   template <class Problem, class Visit>
   static bool visit_added_tensors(Problem& problem, const Visit& visit) {
-    return visit(kFields[35], &Params::alibi_slopes, problem.alibi_slopes);
+    return visit(kFields[35], &Params::alibi_slopes, problem.alibi_slopes) &&
+           visit(kFields[39], &Params::dropout_state, problem.dropout_state);
   }
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/convert.hpp"
+#include "core/dropout.hpp"
 #include "core/rotation.hpp"
 #include "oracle/mask_pairs.hpp"
 #include "oracle/one_sequence.hpp"
@@ -91,6 +92,17 @@ struct Call {
     const int64_t at = (t.ndim == 2 ? b * t.stride[0] : 0) + head * t.stride[t.ndim - 1];
     return double{static_cast<const float*>(t.data)[at]} *
            static_cast<double>(std::abs(mask.diagonal_of(i) - j));
+  }
+  // Dropout: what the weight of query i and key j is multiplied by, 0 if it is dropped.
+  double kept(int64_t b, int64_t head, int64_t i, int64_t j) const {
+    const unsigned threshold = dropout_threshold(p.dropout_p);
+    if (threshold == 0) return 1;
+    const auto* state = static_cast<const int64_t*>(p.dropout_state.data);
+    const PhiloxKey key =
+        state ? dropout_key(static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]))
+              : dropout_key(p.dropout_seed, p.dropout_offset);
+    const bool keeps = dropout_keeps(key, threshold, unsigned(b * heads_q + head), int(i), int(j));
+    return keeps ? 65536. / (65536 - threshold) : 0;
   }
   double sink(int64_t head) const {
     return given(p.sink) ? load_float(p.sink.data, p.sink.dtype, head * p.sink.stride[0])
@@ -325,7 +337,7 @@ DefinedForward define_forward(const flash3_forward_params& p, const flash3_mask_
         const size_t out = static_cast<size_t>(call.place(p.out, b, queries, i, h));
         for (size_t n = 0; n < seen.size(); ++n) {
           const int64_t j = seen[n];
-          const double weight = std::exp(scores[n] - lse);
+          const double weight = std::exp(scores[n] - lse) * call.kept(b, h, i, j);
           const double v_scale = tokens.v_scale(b, j, kv_head);
           for (int64_t d = 0; d < call.head_dim_v; ++d)
             result.out[out + static_cast<size_t>(d)] +=
@@ -382,6 +394,8 @@ double dlse_of(const flash3_backward_params& p, int64_t b, int64_t h, const Toke
 //   ds_j = p_j · (dp_j − Σ p·dp + dlse) · (1 − tanh² of the softcap)
 //   dq = scale · Σ ds_j·k_j     dk_j += scale · ds_j·q     dv_j += p_j·dout
 //   dsink += exp(sink − lse) · (dlse − Σ p·dp)
+//
+// Dropout multiplies dp_j, and p_j in dv, by 0 or by 1 / (1 − its p).
 DefinedBackward define_backward(const flash3_backward_params& p, const flash3_mask_params* source) {
   const Call<flash3_backward_params> call{p};
   const CallMask call_mask(p.mask, source);
@@ -402,11 +416,12 @@ DefinedBackward define_backward(const flash3_backward_params& p, const flash3_ma
         const Tokens queries = call.queries(b), keys = call.keys(b);
         const int64_t kv_head = call.kv_head(h);
         const SeenKeys seen = seen_keys(call, p, call_mask, b, h, i);
-        std::vector<double> dp;
+        std::vector<double> dp, kept;
         double mean = 0;  // Σ p·dp
         for (size_t n = 0; n < seen.keys.size(); ++n) {
-          dp.push_back(call.dot(p.dout, queries, i, h, p.v, keys, seen.keys[n], kv_head, b,
-                                call.head_dim_v));
+          kept.push_back(call.kept(b, h, i, seen.keys[n]));
+          dp.push_back(kept[n] * call.dot(p.dout, queries, i, h, p.v, keys, seen.keys[n], kv_head,
+                                          b, call.head_dim_v));
           mean += seen.weights[n] * dp[n];
         }
         const double dlse = dlse_of(p, b, h, queries, i);
@@ -424,7 +439,7 @@ DefinedBackward define_backward(const flash3_backward_params& p, const flash3_ma
           }
           for (int64_t d = 0; d < call.head_dim_v; ++d)
             result.dv[v_row + static_cast<size_t>(d)] +=
-                seen.weights[n] * call.element(p.dout, b, queries, i, h, d);
+                kept[n] * seen.weights[n] * call.element(p.dout, b, queries, i, h, d);
         }
         if (const double sink = call.sink(h); given(p.sink) && sink != -kInfinity)
           result.dsink[static_cast<size_t>(h)] += std::exp(sink - seen.lse) * (dlse - mean);

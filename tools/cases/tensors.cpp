@@ -60,7 +60,8 @@ flash3_tensor vector_view(flash3_dtype dtype, int64_t size) {
 flash3_tensor added_view(const Case& c, const ParamField& field, const SequenceLengths& rows) {
   const std::string_view shape = c.added.shape_of(field);
   if (shape.empty()) return {};
-  flash3_tensor view = shape == "heads" ? vector_view({}, c.heads_q)
+  flash3_tensor view = shape == "heads"   ? vector_view({}, c.heads_q)
+                       : shape == "state" ? vector_view({}, 2)
                        : shape == "batch_heads"
                            ? flash3_tensor{{}, {}, 2, {c.batch, c.heads_q}, {c.heads_q, 1}}
                            : rows_lse_view(c, TensorName::kLse, rows);
@@ -79,13 +80,17 @@ void visit_added(const Case& c, const SequenceLengths& rows, Extras* extra, cons
       *extra);
 }
 
-// Inputs are of all sizes from N(0, 1) down to a 128th of it, and outputs have the pattern. In
-// ragged batches rows of no token are forbidden, but for those of outputs that the call fills.
+// Inputs are of all sizes from N(0, 1) down to a 128th of it, those of a state any integers, and
+// outputs have the pattern. In ragged batches rows of no token are forbidden, but for those of
+// outputs that the call fills.
 void add_added(const Case& c, const SequenceLengths& rows, ExtraTensors* t) {
   uint64_t seed = c.seed + (uint64_t{1} << 45);
   visit_added(c, rows, t, [&](const ParamField& field, const flash3_tensor& view, auto& to) {
     to = guard(view, c.layout_of(TensorName::kLse).offset);
-    if (!field.is_written) {
+    if (c.added.shape_of(field) == "state") {
+      for (int i = 0; i < 2; ++i)
+        static_cast<int64_t*>(to.view.data)[i] = static_cast<int64_t>(mix(seed++));
+    } else if (!field.is_written) {
       const uint64_t own = seed++;
       uint64_t i = 0;
       for_each_row(to.view, [&](int64_t row) {

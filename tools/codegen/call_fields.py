@@ -65,9 +65,14 @@ def added_views(headers):
     for struct, about, fields in (("AddedViews", "Of forward and backward calls", [f for f in of["forward"] if f.name in both]),
                                   ("AddedForwardViews", "Of forward calls alone", [f for f in of["forward"] if f.name not in both]),
                                   ("AddedBackwardViews", "Of backward calls alone", [f for f in of["backward"] if f.name not in both])):
-        lines += [f"// {about}.", f"struct {struct} {{", *(f"  {'LseView' if 'rows' in f.shapes.split() else 'HeadsView'} {f.name};" for f in fields),
+        lines += [f"// {about}.", f"struct {struct} {{", *(f"  {view_of(f)} {f.name};" for f in fields),
                   "};", ""]
     return "\n".join([*lines, "}  // namespace flash3", ""])
+
+
+def view_of(field):
+    shapes = field.shapes.split()
+    return "LseView" if "rows" in shapes else "StateView" if "state" in shapes else "HeadsView"
 
 
 def constant(name):

@@ -152,12 +152,14 @@ class Headers:
         return [f for f in self.added(call) if f.kind == "tensor"]
 
     def expanded(self, call, names, results, context=False):
-        """A list of calls.py, with what the headers have gained since and the list does not place itself; results: tensors that the call
-        writes too; context: what is no option too."""
-        listed = names.split()
-        for name in listed:
+        """A list of calls.py, with what the headers have gained since and the list neither places nor leaves out itself; results: tensors
+        that the call writes too; context: what is no option too."""
+        words = names.split()
+        listed = {word.removeprefix("-") for word in words}
+        for name in words:
             if name != "…":
-                yield name
+                if not name.startswith("-"):
+                    yield name
                 continue
             yield from (f.name for f in self.added(call) if f.name not in listed and (results or not f.written) and
                         (context or f.name not in calls.CONTEXT.split()))

@@ -81,6 +81,8 @@ class BackwardState {
   Range row_keys_[kMaxBackwardRows];  // keys that the row sees
   SeenKeys seen_[kMaxBackwardRows];   // with lists: which of those
   float lse_[kMaxBackwardRows] = {}, delta_[kMaxBackwardRows] = {};
+  static constexpr Index kKeptBytes = kMaxBackwardKeys / 8;
+  uint8_t kept_[kMaxBackwardRows * kKeptBytes];  // with dropout: of the task's keys
 
   int64_t key_offset(const TensorView& t, Index j) const {
     return row_offset(t, blocks_.sequence.batch, blocks_.sequence.k, j, task_.kv_head);
@@ -130,6 +132,10 @@ class BackwardState {
       // Once for each row: a division takes as long as a load that misses a cache.
       for (Index r = 0; r < rows_.size(); ++r)
         row_[r] = packed_row(blocks_.group, task_.kv_head, rows_.begin + r);
+      if (p_.dropout.given())
+        find_kept(p_, p_.dropout_key(), blocks_.sequence.batch, task_.kv_head, rows_,
+                  {keys_.begin, keys_.begin + round_up(keys_.size(), kKeptKeys)}, kept_,
+                  kKeptBytes);
       what(i, seen);
     }
   }
@@ -215,13 +221,22 @@ class BackwardState {
             keys_.begin - (row_[i].query + s.mask.row_shift)};
   }
   // S and dP of row i, which may only pad a strip, become P and dS: 0 where it does not see the
-  // key.
+  // key. With dropout dP is that of the kept weights, divided by 1 − p, and then P is of them.
   HWY_INLINE void softmax_of_row(Index i, int columns, float* p, float* ds) const {
+    keep_of_row(i, p_.dropout.scale(), ds);
     if (p_.alibi_slopes.data && !row_keys_[i].empty())
       softmax_backward<true>(p_, row_keys_[i], lse_[i], delta_[i], distances_of(i), columns, p, ds);
     else
       softmax_backward<false>(p_, row_keys_[i], lse_[i], delta_[i], {}, columns, p, ds);
     clear_hidden(i, p, ds);
+    keep_of_row(i, 1.f, p);
+  }
+  // Those of row i's values whose weights are kept, times this; 0 for the others.
+  HWY_INLINE void keep_of_row(Index i, float scale, float* values) const {
+    if (!p_.dropout.given()) return;
+    const uint8_t* const kept = kept_ + i * kKeptBytes;
+    for (Index j = row_keys_[i].begin / kLanes * kLanes; j < row_keys_[i].end; j += kLanes)
+      store(keep(hn::Mul(load(values + j), set(scale)), kept, j), values + j);
   }
   // Whether a bit hides the task's key j from row i, which is in its range.
   bool hides(Index i, Index j) const { return seen_[i].hides(keys_.begin + j); }

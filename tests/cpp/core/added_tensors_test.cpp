@@ -3,6 +3,7 @@
 // sentence for what breaks one, and which backends take it.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,8 @@ flash3_tensor contiguous(flash3_dtype dtype, const std::vector<int64_t>& shape, 
 // each shape of each tensor.
 template <class Params, class CallOf, class Check>
 void for_each_shape(CallOf& call, const Check& check) {
-  std::vector<float> memory(256, 0.5f);
+  alignas(8) static std::array<float, 256> memory;
+  memory.fill(0.5f);
   for (const ParamField& field : added_fields<Params>()) {
     if (field.kind != FieldKind::kTensor) continue;
     for (int64_t i = 0; i < count_words(field.shapes); ++i) {
@@ -74,16 +76,18 @@ void expect_rules() {
     };
     *field.tensor(&p) = good;
     EXPECT_EQ(broken([](flash3_tensor* x) { x->dtype = FLASH3_FLOAT16; }),
-              name + ".dtype = float16 but it must be float32; a " + name + " that is not " +
-                  (field.is_written ? "wanted" : "given") + " is all zero");
-    EXPECT_EQ(broken([](flash3_tensor* x) {
-                x->ndim = 4;
-              }).find(name + ".ndim = 4 but it must be 1, [heads_q] or "),
+              name + ".dtype = float16 but it must be " + dtype_name(field.dtype) + "; a " + name +
+                  " that is not " + (field.is_written ? "wanted" : "given") + " is all zero");
+    EXPECT_EQ(broken([](flash3_tensor* x) { x->ndim = 4; })
+                  .find(name + ".ndim = 4 but it must be 1, [" +
+                        (shape == "state" ? "2]" : "heads_q] or ")),
               0u);
     const int heads = shape == "rows" ? 1 : t.ndim - 1;
-    const std::string of_heads = name + ".shape[" + std::to_string(heads) + "]";
+    const std::string of_heads = name + ".shape[" + std::to_string(heads) + "] = 3 but ";
     EXPECT_EQ(broken([&](flash3_tensor* x) { x->shape[heads] = 3; }),
-              of_heads + " = 3 but q.shape[2] = 4" + kMust + name + " must have the same heads_q");
+              of_heads + (shape == "state"
+                              ? "it must be 2: a seed and an offset"
+                              : "q.shape[2] = 4" + (kMust + name) + " must have the same heads_q"));
     if (t.ndim > 1) {
       EXPECT_EQ(broken([&](flash3_tensor* x) { x->shape[0] = 3; }),
                 name + ".shape[0] = 3 but q.shape[0] = 2" + kMust + name +
@@ -105,8 +109,9 @@ void expect_rules() {
       if (!of || of->kind != FieldKind::kTensor) continue;
       static const int64_t words[64] = {};
       Params both = p;
-      *of->tensor(&both) =
-          contiguous(of->dtype, {kSizes.batch, kSizes.seq_q}, const_cast<int64_t*>(words));
+      *of->tensor(&both) = other == "qv" ? p.out
+                                         : contiguous(of->dtype, {kSizes.batch, kSizes.seq_q},
+                                                      const_cast<int64_t*>(words));
       EXPECT_EQ(problem_of(both).message(),
                 name + " is given and " + other + " is given; a call takes one of the two");
     }

@@ -192,7 +192,7 @@ def cases(mesh):
     @add("tensors that the headers have gained")
     def _():
         for name, shapes in ADDED["forward"].items():
-            for shape, where in itertools.product(set(shapes.split()) - {"rows"}, (BATCH, HEADS)):
+            for shape, where in itertools.product(set(shapes.split()) - {"rows", "state"}, (BATCH, HEADS)):
                 x = torch.rand(8) if shape == "heads" else torch.rand(B, 8)
                 q, k, v = (x.detach() for x in tensors(8, 4))
                 own = Replicate() if where == BATCH and shape == "heads" else Shard(0 if where == BATCH or shape == "heads" else 1)
@@ -201,6 +201,20 @@ def cases(mesh):
                 with no_communication():
                     out = flash3.attention(*given, **{name: sharded})
                 torch.testing.assert_close(whole(out), flash3.attention(q, k, v, **{name: x}))
+
+    @add("dropout drops by places in the whole call")
+    def _():
+        q, k, v = (x.detach() for x in tensors(8, 4))
+        state, options = torch.tensor([3, 4]), {"dropout_p": 0.3}
+        for where in (BATCH, HEADS):
+            given = [distribute_tensor(x, mesh, [where] * mesh.ndim) for x in (q, k, v)]
+            out = flash3.attention(*given, **options, seed=3, offset=4)
+            torch.testing.assert_close(whole(out), flash3.attention(q, k, v, **options, dropout_state=state))
+            with pytest.raises(ValueError, match="dropout_p = 0.3 but neither seed nor dropout_state is given"):
+                flash3.attention(*given, **options)
+            # Without dropout a state changes nothing.
+            own = distribute_tensor(state, mesh, [Replicate()] * mesh.ndim)
+            torch.testing.assert_close(whole(flash3.attention(*given, dropout_state=own)), flash3.attention(q, k, v))
 
     @add("compiled")
     def _():

@@ -66,6 +66,8 @@ def test_tensors_that_the_headers_have_gained(named, name):
     plain = flash3.attention(q, k, v, causal=True)
     for shape in set(ADDED["forward"][name].split()) - {"rows"}:
         given = {name: np.linspace(0.01, 0.5, 8, dtype=np.float32).reshape(2, 4)[:1 if shape == "heads" else 2].squeeze()}
+        if shape == "state":
+            given = {"dropout_p": 0.3, name: np.array([5, -6])}
         named.forward(q, k, v, out, lse, causal=True, **given)
         wanted, wanted_lse = flash3.attention(q, k, v, causal=True, return_lse=True, **given)
         np.testing.assert_array_equal(out, wanted)

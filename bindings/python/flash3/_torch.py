@@ -350,24 +350,24 @@ def why_not_kind(kind):
 why_not_kind._dynamo_marked_constant = True  # what torch.compiler.assume_constant_result does, which would import all of the compiler
 
 
-def _is_sharded(kind):
+def is_sharded(kind):
     return f"{kind.__module__}.{kind.__qualname__}" == "torch.distributed.tensor.DTensor"
 
 
-_is_sharded._dynamo_marked_constant = True
+is_sharded._dynamo_marked_constant = True
 
 
 def _refuse_shards(**tensors):
     """Of a call that writes memory of the caller's."""
     written = next(name for name in RESULTS["forward"] if name in tensors)
     for name, x in tensors.items():
-        if _is_sharded(type(x)):
+        if is_sharded(type(x)):
             raise NotImplementedError(f"{name} is a DTensor but {written} is given; calls with {written} are for plain tensors: give "
                                       "to_local() of each")
 
 
 def _refuse_sharded_mask(q, arguments):
-    if arguments.get("mask") is not None and _is_sharded(type(q)):
+    if arguments.get("mask") is not None and is_sharded(type(q)):
         raise NotImplementedError("mask is given and q is a DTensor; a mask is of whole tensors: give it the local parts, and each a mask of "
                                   "its own sizes")
 

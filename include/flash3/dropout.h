@@ -20,10 +20,12 @@ typedef struct flash3_dropout_mask_params {
    * first of their sequence, so that a ragged batch takes the longest lengths. */
   flash3_tensor kept;
 
+  /** @{ @name Which weights */
   float dropout_p; /**< as in flash3_forward_params, to dropout_state */
   uint64_t dropout_seed;
   uint64_t dropout_offset;
-  flash3_tensor dropout_state; /**< [2] int64; all zero: dropout_seed and dropout_offset */
+  flash3_tensor dropout_state;
+  /** @} */
 
   /** @{ @name Where it runs */
   int32_t backend;     /**< flash3_backend; the CPU alone */

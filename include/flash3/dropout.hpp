@@ -23,6 +23,9 @@ inline Tensor kept_tensor(uint8_t* kept, std::array<int64_t, 4> shape) {
 
 /// What a mask of dropout is made of; the fields of flash3_dropout_mask_params.
 struct DropoutMask {
+  /// @{ @name Fields
+
+  /// The field of this name in flash3_dropout_mask_params.
   Tensor kept = {};
   float dropout_p = 0.f;
   uint64_t dropout_seed = 0;
@@ -31,6 +34,7 @@ struct DropoutMask {
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
+  /// @}
 
   /// The C struct of this call.
   flash3_dropout_mask_params params() const {

@@ -12,8 +12,7 @@
  *
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
- *   2. flash3_forward_workspace() returns the bytes of scratch memory that the call needs (often
- * 0).
+ *   2. flash3_forward_workspace() returns the bytes of scratch memory that the call needs.
  *   3. flash3_forward() enqueues the work on params.stream (Hopper), or does it (CPU).
  *   flash3_backward, flash3_quantize and flash3_merge are called in the same way.
  *
@@ -252,15 +251,13 @@ typedef struct flash3_forward_params {
   int32_t rotary_interleaved;     /**< 1: dimensions 2i and 2i + 1 */
   /** @} */
 
-  /** Multiprocessors that a forward leaves to other kernels on Hopper, ≥ 0; no result depends on
-   * it. */
+  /** Multiprocessors that a forward leaves to others on Hopper, ≥ 0; no result depends on it. */
   int32_t sm_margin;
   /** One of flash3_forward_schedule (schedule.h), on which no result depends; NULL: its own. */
   const flash3_schedule* schedule;
   /** A second part of q, which is multiplied with v: scores are softmax_scale · (Q·Kᵀ + Qv·Vᵀ), as
    * those of multi-head latent attention (DeepSeek-V2), whose v is the latent part of a key and k
-   * the other. The shape of out and the dtype of q; head_dim + head_dim_v ≤ 576, no FP8; all zero:
-   * none. */
+   * the other. out's shape and q's dtype; head_dim + head_dim_v ≤ 576, no FP8; all zero: none. */
   flash3_tensor qv;
   int32_t fp8_sums; /**< flash3_fp8_sums, where q is FP8 or becomes it; a CPU's are float32 */
   /** Which drafts a query sees: bit j of query i's word says whether it sees key seq_k − seq_q +
@@ -292,15 +289,14 @@ typedef struct flash3_forward_params {
   flash3_tensor alibi_slopes;
 
   /** @name Dropout
-   * A weight is dropped with the probability dropout_p, which is rounded to a multiple of 2^-16;
-   * out has the others divided by 1 − dropout_p. lse, max_logits and the sums that weights are
-   * divided by are those of all weights; the sink has no value, and is not dropped. Which are
-   * dropped depends on the seed, the offset, the sequence, the query head, and the places of query
-   * and key in their sequence alone: flash3_dropout_mask (dropout.h) writes them. Neither with FP8
-   * nor with qv or tree_mask. On the CPU alone. @{ */
+   * A weight is dropped with the probability dropout_p, rounded to a multiple of 2^-16; out has the
+   * others divided by 1 − dropout_p. lse, max_logits and the sums of weights are those of all, and
+   * the sink is not dropped. Which are dropped depends on seed, offset, sequence, query head, and
+   * the places of query and key in their sequence alone (dropout.h). Neither with FP8 nor with qv
+   * or tree_mask. On the CPU alone. @{ */
   float dropout_p;         /**< from 0, none, to below 1 */
-  uint64_t dropout_seed;   /**< with dropout_state: ignored */
-  uint64_t dropout_offset; /**< likewise: another one of the same seed drops other weights */
+  uint64_t dropout_seed;   /**< not read where dropout_state is given */
+  uint64_t dropout_offset; /**< likewise: with each, a seed drops other weights */
   /** [2] int64: the seed and the offset in the tensors' kind of memory, read when the kernels run:
    * a captured graph replays with other ones. Not with qv, tree_mask. On the CPU alone. Has no
    * gradient. All zero: the two numbers instead. */
@@ -339,9 +335,8 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  * never the score matrix. Zero-initialise it, then set struct_size =
  * sizeof(flash3_backward_params).
  *
- * With softcap dS is multiplied by 1 − tanh²(softmax_scale · Q·Kᵀ / softcap) too; with dropout dV
- * has the weights that are kept, divided by 1 − dropout_p, and dP likewise those of these; and with
- * a sink
+ * With softcap dS is multiplied by 1 − tanh²(softmax_scale · Q·Kᵀ / softcap) too. With dropout dP,
+ * and P in dV, are those of the kept weights divided by 1 − dropout_p. With a sink
  *
  *     dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
  *
@@ -402,13 +397,15 @@ typedef struct flash3_backward_params {
 
   flash3_tensor dsink;  /**< [heads_q], dtype of sink, which must be given; all zero: not wanted */
   int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
-  int32_t mask_alignment;     /**< as in flash3_forward_params */
-  const flash3_mask* mask;    /**< as in flash3_forward_params, to the end */
-  flash3_tensor alibi_slopes; /**< as in flash3_forward_params, to the end */
+  /** @{ @name As in flash3_forward_params */
+  int32_t mask_alignment; /**< as in flash3_forward_params, to the end */
+  const flash3_mask* mask;
+  flash3_tensor alibi_slopes;
   float dropout_p;
   uint64_t dropout_seed;
   uint64_t dropout_offset;
   flash3_tensor dropout_state;
+  /** @} */
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

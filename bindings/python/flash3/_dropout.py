@@ -62,7 +62,7 @@ def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, 
         num_threads: 0: one per core that the process may run on.
 
     Returns:
-        What was given as kept, or the new array: 1 where the weight of a query and a key is kept, 0 where it is dropped.
+        What was given as kept, or the new array. It holds 1 where the weight of a query and a key is kept, and 0 where it is dropped.
 
     Raises:
         ValueError, TypeError: an argument breaks a rule.

@@ -175,7 +175,8 @@ void draw_added(Bytes* bytes, Memory* memory, const Sizes& sizes, Params* p) {
       const auto dtype = field.dtype == FLASH3_DTYPE_NONE ? FLASH3_FLOAT32 : field.dtype;
       const int64_t which = bytes->between(0, count_words(field.shapes) - 1);
       const Shape shape =
-          shape_of_added(word_at(field.shapes, which), sizes.batch, sizes.heads_q, sizes.lse());
+          shape_of_added(word_at(field.shapes, which), sizes.batch, sizes.heads_q, sizes.lse(),
+                         sizes.packed_k ? sizes.rows_k : sizes.seq_k, bytes->between(0, 5));
       *field.tensor(p) =
           field.is_written ? memory->output(dtype, shape) : memory->input(dtype, shape);
       continue;

@@ -20,6 +20,67 @@ constexpr Functions<flash3_backward_params> kBackward = {
 
 constexpr int64_t kBlock = FLASH3_MASK_BLOCK;
 
+// The lengths of a call and its mask.
+struct Lengths {
+  flash3_tensor cu_q{}, cu_k{}, used_q{}, used_k{};
+  int64_t rows_q = 0, rows_k = 0;        // of packed tensors
+  int64_t longest_q = 0, longest_k = 0;  // max_seqlen, where packed
+  bool sound = true;                     // they break no rule, so the oracle knows what is seen
+
+  bool any() const { return cu_q.ndim + cu_k.ndim + used_q.ndim + used_k.ndim > 0; }
+
+  template <class Params>
+  void give(Params* p) const {
+    p->cu_seqlens_q = cu_q, p->cu_seqlens_k = cu_k;
+    p->seqused_q = used_q, p->seqused_k = used_k;
+    if constexpr (requires { p->max_seqlen_q; })
+      p->max_seqlen_q = longest_q, p->max_seqlen_k = longest_k;
+  }
+};
+
+// Whether no sequence reaches out of the rows, into the next or above the longest, and none uses
+// more than it has.
+bool are_sound(const flash3_tensor& cu, const flash3_tensor& used, int64_t batch, int64_t rows,
+               int64_t longest) {
+  const auto entry = [](const flash3_tensor& t, int64_t i) {
+    return int64_t{static_cast<const int32_t*>(t.data)[i]};
+  };
+  for (int64_t b = 0; b < batch; ++b) {
+    int64_t length = longest;
+    if (cu.ndim > 0) {
+      const int64_t begin = entry(cu, b), end = entry(cu, b + 1);
+      if (begin < 0 || end < begin || end > rows || end - begin > longest) return false;
+      length = end - begin;
+    }
+    if (used.ndim > 0 && (entry(used, b) < 0 || entry(used, b) > length)) return false;
+  }
+  return true;
+}
+
+// Draws them, and what seq_q and seq_k of the mask are then.
+Lengths draw_lengths(Bytes* bytes, Memory* memory, flash3_mask_params* p) {
+  Sizes sizes{};
+  sizes.batch = p->batch, sizes.seq_q = p->seq_q, sizes.seq_k = p->seq_k;
+  const uint8_t packed = bytes->byte();
+  sizes.packed_q = packed & 1, sizes.packed_k = packed & 2;
+  flash3_forward_params call{};
+  draw_sequences(bytes, memory, &sizes, &call);
+  call.max_seqlen_q = std::max<int64_t>(call.max_seqlen_q, 0);
+  call.max_seqlen_k = std::max<int64_t>(call.max_seqlen_k, 0);
+  Lengths l{call.cu_seqlens_q, call.cu_seqlens_k, call.seqused_q,    call.seqused_k,  sizes.rows_q,
+            sizes.rows_k,      call.max_seqlen_q, call.max_seqlen_k, memory->exists()};
+  l.give(p);
+  if (!memory->exists()) return l;
+  const auto side = [&](const flash3_tensor& cu, const flash3_tensor& used, int64_t rows,
+                        int64_t given, int64_t* longest) {
+    if (cu.ndim > 0) *longest = given > 0 ? std::min(given, rows) : rows;
+    l.sound = l.sound && are_sound(cu, used, p->batch, rows, *longest);
+  };
+  side(l.cu_q, l.used_q, l.rows_q, l.longest_q, &p->seq_q);
+  side(l.cu_k, l.used_k, l.rows_k, l.longest_k, &p->seq_k);
+  return l;
+}
+
 int64_t blocks_in(int64_t size, int64_t block) { return size / block + (size % block != 0); }
 
 void draw_sizes_of_mask(Bytes* bytes, bool exists, flash3_mask_params* p) {
@@ -62,7 +123,7 @@ std::function<double()> draw_bytes(Bytes* bytes) {
   };
 }
 
-void draw_source(Bytes* bytes, Memory* memory, flash3_mask_params* p) {
+void draw_source(Bytes* bytes, Memory* memory, const Lengths& lengths, flash3_mask_params* p) {
   const int64_t batch = bytes->flag() ? 1 : p->batch, heads = bytes->flag() ? 1 : p->heads_q;
   const int64_t seq_q = p->seq_q, seq_k = p->seq_k;
   const auto integers = [&](const Shape& shape, int64_t most) {
@@ -73,8 +134,17 @@ void draw_source(Bytes* bytes, Memory* memory, flash3_mask_params* p) {
   };
   switch (bytes->between(0, 6)) {
     case 0: break;
-    case 1: p->ranges = integers({batch, heads, 2 * bytes->between(1, 8), seq_q}, seq_k); break;
-    case 2: p->documents = integers({batch, seq_k}, 3); break;
+    case 1: {
+      const int64_t bounds = 2 * bytes->between(1, 8);
+      p->ranges = integers(lengths.cu_q.ndim > 0 ? Shape{1, heads, bounds, lengths.rows_q}
+                                                 : Shape{batch, heads, bounds, seq_q},
+                           seq_k);
+      break;
+    }
+    case 2:
+      p->documents =
+          integers(lengths.cu_k.ndim > 0 ? Shape{1, lengths.rows_k} : Shape{batch, seq_k}, 3);
+      break;
     case 3: p->dense = of_bytes({batch, heads, seq_q, seq_k}); break;
     case 4: {
       const auto size = [&] {
@@ -98,11 +168,12 @@ void draw_source(Bytes* bytes, Memory* memory, flash3_mask_params* p) {
   }
 }
 
-flash3_mask_params draw_params(Bytes* bytes, Memory* memory) {
+flash3_mask_params draw_params(Bytes* bytes, Memory* memory, bool with_lengths, Lengths* lengths) {
   flash3_mask_params p{};
   p.struct_size = sizeof p;
   draw_sizes_of_mask(bytes, memory->exists(), &p);
-  draw_source(bytes, memory, &p);
+  if (with_lengths) *lengths = draw_lengths(bytes, memory, &p);
+  draw_source(bytes, memory, *lengths, &p);
   draw_window(bytes, &p);
   if (bytes->between(0, 3) == 3) p.chunk = draw_number(bytes);
   if (bytes->between(0, 3) == 3) p.mask_alignment = FLASH3_ALIGN_TOP_LEFT;
@@ -112,10 +183,15 @@ flash3_mask_params draw_params(Bytes* bytes, Memory* memory) {
   return p;
 }
 
-flash3_status ask_size(const flash3_mask_params& given, size_t* size) {
+flash3_status ask_size(const flash3_mask_params& given, size_t* size, flash3_mask* described) {
   const OwnBlock<flash3_mask_params> block(given);
   const flash3_status status = flash3_mask_size(block.get(), size);
   check_status(status);
+  const flash3_status also = flash3_mask_describe(block.get(), described);
+  check_status(also);
+  FUZZ_CHECK(also == status || (also == FLASH3_UNSUPPORTED && given.backend != FLASH3_BACKEND_CPU),
+             flash3_last_error());
+  FUZZ_CHECK(also != FLASH3_OK || described->size == *size, "a description has another size");
   return status;
 }
 
@@ -124,10 +200,12 @@ flash3_status ask_size(const flash3_mask_params& given, size_t* size) {
 // The lists against the pairs, both ways round; empty: none may be seen.
 class ListCheck {
  public:
-  ListCheck(const flash3_mask& mask, const MaskPairs& pairs, bool empty)
+  ListCheck(const flash3_mask_params& params, const flash3_mask& mask, const MaskPairs& pairs,
+            bool empty)
       : memory_(MaskMemory::of({mask.batch, mask.heads, mask.seq_q, mask.seq_k, mask.ranges,
                                 mask.blocks, mask.partial_blocks, mask.granularity},
                                mask.data)),
+        params_(params),
         pairs_(pairs),
         empty_(empty) {}
 
@@ -186,13 +264,16 @@ class ListCheck {
   }
   void check_row(int64_t b, int64_t h, int64_t q, const std::vector<MaskBlock>& row) const {
     const MaskShape& s = memory_.shape;
+    // What a list says of tokens that a sequence does not have means nothing.
+    const int64_t queries = tokens_of(params_.cu_seqlens_q, params_.seqused_q, b, s.seq_q).count;
+    const int64_t keys = tokens_of(params_.cu_seqlens_k, params_.seqused_k, b, s.seq_k).count;
     size_t next = 0;
     for (int64_t k = 0; k < s.k_blocks(); ++k) {
       const bool listed = next < row.size() && row[next].block() == k;
       const MaskBlock block = listed ? row[next++] : MaskBlock{};
       int any = 0;  // quarters
-      for (int64_t i = q * kBlock; i < std::min<int64_t>((q + 1) * kBlock, s.seq_q); ++i)
-        for (int64_t j = k * kBlock; j < std::min<int64_t>((k + 1) * kBlock, s.seq_k); ++j) {
+      for (int64_t i = q * kBlock; i < std::min<int64_t>((q + 1) * kBlock, queries); ++i)
+        for (int64_t j = k * kBlock; j < std::min<int64_t>((k + 1) * kBlock, keys); ++j) {
           const bool meant = !empty_ && pairs_.of(b, h)[i * s.seq_k + j] != 0;
           if (meant) any |= quarter_of(i, j);
           FUZZ_CHECK((listed && sees(b, h, i, j, block)) == meant,
@@ -213,13 +294,15 @@ class ListCheck {
   }
 
   const MaskMemory memory_;
+  const flash3_mask_params& params_;
   const MaskPairs& pairs_;
   const bool empty_;
 };
 
 // ---- calls that read it ----
 
-// An output against an oracle's contiguous values.
+// An output against an oracle's contiguous values. An oracle has 0 without a bound for the rows of
+// no token, which the call fills.
 void check_values(const char* name, const flash3_tensor& t, const std::vector<double>& values,
                   const std::vector<float>& bounds) {
   size_t i = 0;
@@ -232,6 +315,7 @@ void check_values(const char* name, const flash3_tensor& t, const std::vector<do
           const double got = load_float(
               t.data, t.dtype, a * stride[0] + b * stride[1] + c * stride[2] + d * stride[3]);
           const bool right = got == values[i] ||  // −∞ too
+                             (values[i] == 0 && bounds[i] == 0 && std::isinf(got) && got < 0) ||
                              std::abs(got - values[i]) <= static_cast<double>(bounds[i]);
           FUZZ_CHECK(right, std::string(name) + "[" + std::to_string(i) + "] = " +
                                 std::to_string(got) + ", not " + std::to_string(values[i]));
@@ -239,9 +323,12 @@ void check_values(const char* name, const flash3_tensor& t, const std::vector<do
 }
 
 template <class Params>
-void draw_call(Bytes* bytes, const flash3_mask_params& made, const flash3_mask* mask, Params* p) {
+void draw_call(Bytes* bytes, const flash3_mask_params& made, const Lengths& lengths,
+               const flash3_mask* mask, Params* p) {
   p->struct_size = sizeof *p;
   p->mask = mask;
+  lengths.give(p);
+  p->fill_padding = lengths.any();
   p->backend = FLASH3_BACKEND_CPU;
   p->num_threads = bytes->pick({1, 2, 3});
   if (bytes->flag()) return;
@@ -255,36 +342,43 @@ struct Heads {
   int64_t k, dim, dim_v;
 };
 
+// Tensors of the call.
+Sizes sizes_of(const flash3_mask_params& p, const Lengths& l, const Heads& heads) {
+  return {p.batch,     p.seq_q,         p.seq_k,         p.heads_q, heads.k, heads.dim,
+          heads.dim_v, l.cu_q.ndim > 0, l.cu_k.ndim > 0, l.rows_q,  l.rows_k};
+}
+
 struct Inputs {
   flash3_dtype dtype;
   flash3_tensor q, k, v, sink;
 };
 
-Inputs draw_inputs(Bytes* bytes, Memory* memory, const flash3_mask_params& p, const Heads& heads) {
+Inputs draw_inputs(Bytes* bytes, Memory* memory, const Sizes& s) {
   const auto normal = [state = bytes->raw<uint32_t>()]() mutable {
     return static_cast<double>((state = state * 1664525u + 1013904223u) >> 20) / 1024. - 2.;
   };
   Inputs in{bytes->pick({FLASH3_FLOAT32, FLASH3_BFLOAT16, FLASH3_FLOAT16}), {}, {}, {}, {}};
-  in.q = memory->input(in.dtype, {p.batch, p.seq_q, p.heads_q, heads.dim}, false, normal);
-  in.k = memory->input(in.dtype, {p.batch, p.seq_k, heads.k, heads.dim}, false, normal);
-  in.v = memory->input(in.dtype, {p.batch, p.seq_k, heads.k, heads.dim_v}, false, normal);
-  if (bytes->rarely()) in.sink = memory->input(FLASH3_FLOAT32, {p.heads_q}, true, normal);
+  in.q = memory->input(in.dtype, s.q(s.dim), false, normal);
+  in.k = memory->input(in.dtype, s.k(s.dim), false, normal);
+  in.v = memory->input(in.dtype, s.k(s.dim_v), false, normal);
+  if (bytes->rarely()) in.sink = memory->input(FLASH3_FLOAT32, {s.heads_q}, true, normal);
   return in;
 }
 
 // A mask that may be anything is read in bounds; one that is whole gives what the oracle gives.
-void attend(Bytes* bytes, const flash3_mask_params& p, const flash3_mask& mask,
-            const MaskPairs* pairs) {
+void attend(Bytes* bytes, const flash3_mask_params& p, const Lengths& lengths,
+            const flash3_mask& mask, const MaskPairs* pairs) {
   Heads heads{p.heads_q, bytes->pick<int64_t>({8, 1, 3, 16, 40}), 0};
   if (p.heads_q > 0 && p.heads_q % 2 == 0 && bytes->flag()) heads.k = p.heads_q / 2;
   heads.dim_v = bytes->flag() ? heads.dim : bytes->between(1, 20);
   Memory memory(bytes, true);
-  const Inputs in = draw_inputs(bytes, &memory, p, heads);
+  const Sizes sizes = sizes_of(p, lengths, heads);
+  const Inputs in = draw_inputs(bytes, &memory, sizes);
   flash3_forward_params forward{};
-  draw_call(bytes, p, &mask, &forward);
+  draw_call(bytes, p, lengths, &mask, &forward);
   forward.q = in.q, forward.k = in.k, forward.v = in.v, forward.sink = in.sink;
-  forward.out = memory.output(in.dtype, {p.batch, p.seq_q, p.heads_q, heads.dim_v});
-  forward.lse = memory.output(FLASH3_FLOAT32, {p.batch, p.heads_q, p.seq_q});
+  forward.out = memory.output(in.dtype, sizes.q(sizes.dim_v));
+  forward.lse = memory.output(FLASH3_FLOAT32, sizes.lse());
   FUZZ_CHECK(flash3_forward_supported(&forward) == FLASH3_OK, flash3_last_error());
   const bool ran = call(kForward, bytes, &memory, forward, true);
 
@@ -301,7 +395,7 @@ void attend(Bytes* bytes, const flash3_mask_params& p, const flash3_mask& mask,
 
   Memory again(bytes, true);
   flash3_backward_params backward{};
-  draw_call(bytes, p, &mask, &backward);
+  draw_call(bytes, p, lengths, &mask, &backward);
   backward.deterministic = bytes->flag();
   backward.q = in.q, backward.k = in.k, backward.v = in.v, backward.sink = in.sink;
   const auto one_by_one = [](const std::vector<double>& values) {
@@ -328,7 +422,8 @@ void attend(Bytes* bytes, const flash3_mask_params& p, const flash3_mask& mask,
 }
 
 // A call takes a mask with the fields that it was made with, and no other.
-void bend(Bytes* bytes, const flash3_mask_params& p, const flash3_mask& mask) {
+void bend(Bytes* bytes, const flash3_mask_params& p, const Lengths& lengths,
+          const flash3_mask& mask) {
   flash3_mask bent = mask;
   constexpr size_t kFirst = offsetof(flash3_mask, key), kWords = (sizeof bent - kFirst) / 4;
   for (int64_t n = bytes->between(1, 3); n > 0; --n) {
@@ -347,12 +442,12 @@ void bend(Bytes* bytes, const flash3_mask_params& p, const flash3_mask& mask) {
   const flash3_mask given = normalised(bent), made = normalised(mask);
   const bool same = std::memcmp(&given, &made, sizeof given) == 0;
   Memory memory(bytes, true);
-  const Heads heads{p.heads_q, 8, 8};
-  const Inputs in = draw_inputs(bytes, &memory, p, heads);
+  const Sizes sizes = sizes_of(p, lengths, {p.heads_q, 8, 8});
+  const Inputs in = draw_inputs(bytes, &memory, sizes);
   flash3_forward_params forward{};
-  draw_call(bytes, p, &bent, &forward);
+  draw_call(bytes, p, lengths, &bent, &forward);
   forward.q = in.q, forward.k = in.k, forward.v = in.v;
-  forward.out = memory.output(in.dtype, {p.batch, p.seq_q, p.heads_q, heads.dim_v});
+  forward.out = memory.output(in.dtype, sizes.q(sizes.dim_v));
   if (flash3_forward_workspace(&forward, &forward.workspace_size) == FLASH3_OK)
     forward.workspace = memory.workspace(forward.workspace_size);
   memory.fill_outputs(0);
@@ -373,10 +468,11 @@ void spoil(Bytes* bytes, const flash3_mask& mask) {
   }
 }
 
-void make_and_use(Bytes* bytes, Memory* memory, const flash3_mask_params& p) {
+void make_and_use(Bytes* bytes, Memory* memory, const Lengths& lengths,
+                  const flash3_mask_params& p) {
   constexpr size_t kMostBytes = size_t{1} << 26;
-  flash3_mask mask{};
-  const bool valid = ask_size(p, &mask.size) == FLASH3_OK;
+  flash3_mask mask{}, described{};
+  const bool valid = ask_size(p, &mask.size, &described) == FLASH3_OK;
   FUZZ_CHECK(mask.size < kMostBytes, "a small mask needs too much memory");
   const bool enough = !bytes->rarely();
   if (!enough && mask.size > 0) mask.size = bytes->raw<uint32_t>() % mask.size;
@@ -390,41 +486,48 @@ void make_and_use(Bytes* bytes, Memory* memory, const flash3_mask_params& p) {
     return;
   }
   FUZZ_CHECK(valid && enough, "a mask is made that should not be");
+  described.data = mask.data, described.size = mask.size;
+  FUZZ_CHECK(std::memcmp(&described, &mask, sizeof mask) == 0, "a mask is not as described");
 
   int64_t blocks = 0, partial = 0;
   FUZZ_CHECK(flash3_mask_used(&mask, nullptr, &blocks, &partial) == FLASH3_OK, flash3_last_error());
   const bool empty = blocks > mask.blocks || partial > mask.partial_blocks;
   FUZZ_CHECK(!empty || p.max_blocks > 0 || p.max_partial_blocks > 0, "a mask lacks room");
+  if (!lengths.sound) return attend(bytes, p, lengths, mask, nullptr);
   const MaskPairs pairs = mask_pairs(p);
-  ListCheck(mask, pairs, empty).run();
-  if (empty) return attend(bytes, p, mask, nullptr);
-  attend(bytes, p, mask, &pairs);
+  ListCheck(p, mask, pairs, empty).run();
+  if (empty) return attend(bytes, p, lengths, mask, nullptr);
+  attend(bytes, p, lengths, mask, &pairs);
   // A call without any element reads no mask.
-  if (p.batch * p.heads_q * p.seq_q > 0 && bytes->flag()) bend(bytes, p, mask);
+  if (p.batch * p.heads_q * p.seq_q > 0 && bytes->flag()) bend(bytes, p, lengths, mask);
   if (!bytes->flag()) return;
   spoil(bytes, mask);
-  attend(bytes, p, mask, nullptr);
+  attend(bytes, p, lengths, mask, nullptr);
 }
 
 }  // namespace
 }  // namespace flash3::fuzz
 
-// The first byte says what follows: a struct's own bytes, a mask, or a question of any size.
+// The first byte says what follows: a struct's own bytes, a mask, or a question of any size; the
+// last two numbers are a mask and a question with lengths.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace flash3::fuzz;
   Bytes bytes(data, size);
   size_t of_mask = 0;
-  const int64_t kind = bytes.between(0, 4);
+  flash3_mask described{};
+  const int64_t kind = bytes.between(0, 6);
   if (kind == 4) {
-    ask_size(raw_params<flash3_mask_params>(&bytes), &of_mask);
+    ask_size(raw_params<flash3_mask_params>(&bytes), &of_mask, &described);
     return 0;
   }
-  Memory memory(&bytes, kind != 2);
-  flash3_mask_params params = draw_params(&bytes, &memory);
-  if (kind == 3 || (kind == 2 && bytes.flag())) patch(&bytes, &params);
-  if (kind < 2)
-    make_and_use(&bytes, &memory, params);
+  const bool exists = kind != 2 && kind != 6;
+  Memory memory(&bytes, exists);
+  Lengths lengths;
+  flash3_mask_params params = draw_params(&bytes, &memory, kind > 4, &lengths);
+  if (kind == 3 || (!exists && bytes.flag())) patch(&bytes, &params);
+  if (exists && kind != 3)
+    make_and_use(&bytes, &memory, lengths, params);
   else
-    ask_size(params, &of_mask);
+    ask_size(params, &of_mask, &described);
   return 0;
 }

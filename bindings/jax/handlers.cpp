@@ -220,7 +220,7 @@ class Call {
     return ffi::Error::Success();
   }
 
-  // The mask of the source that is given, if one is, for this call and of its band.
+  // The mask of the source that is given, if one is, for this call, of its band and its lengths.
   template <class Platform>
   ffi::Error make_mask(Platform* platform) {
     if (!has_source_) return ffi::Error::Success();
@@ -230,6 +230,7 @@ class Call {
     source_.causal = params.causal, source_.window = params.window;
     source_.window_left = params.window_left, source_.window_right = params.window_right;
     source_.chunk = params.chunk, source_.mask_alignment = params.mask_alignment;
+    source_.seqused_q = params.seqused_q, source_.seqused_k = params.seqused_k;
     platform->prepare(&source_);
     // One row for all queries: a stride says so, which XLA's buffers have not.
     if (flash3_tensor& dense = source_.dense; dense.ndim == 4 && dense.shape[2] == 1)

@@ -145,7 +145,8 @@ class Call {
       const Argument& a = schema_.arguments[i];
       if (!values_[i].tensor || !a.field) continue;
       flash3_tensor* const described = output(a.name, *a.field, *values_[i].tensor);
-      if (!a.field->is_written && !a.is_cache) close_gaps(a, *values_[i].tensor, described);
+      if (!a.field->is_written && !a.field->any_strides && !a.is_cache)
+        close_gaps(a, *values_[i].tensor, described);
     }
   }
   // Describes a result that was made for the call.
@@ -248,6 +249,7 @@ void kv_cache_schedule_out(StableIValue* stack, uint64_t, uint64_t);
 void merge(StableIValue* stack, uint64_t, uint64_t);
 void merge_out(StableIValue* stack, uint64_t, uint64_t);
 void mask_make(StableIValue* stack, uint64_t, uint64_t);
+void mask_data(StableIValue* stack, uint64_t, uint64_t);
 void mask_used(StableIValue* stack, uint64_t, uint64_t);
 
 }  // namespace flash3_torch

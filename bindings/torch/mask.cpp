@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch.ops.flash3.mask_make and mask_used, and the masks that attention takes: a tensor of bytes,
-// and the fields of flash3_mask after its size, in their order.
+// torch.ops.flash3.mask_make, mask_data and mask_used, and the masks that attention takes: a tensor
+// of bytes, and the fields of flash3_mask after its size, in their order.
 #include "call.hpp"
 #include "core/mask_fields.hpp"
 #include "operators.hpp"
@@ -25,20 +25,38 @@ flash3_mask mask_of(const Tensor& t, const std::vector<int64_t>& fields) {
   return mask;
 }
 
-// (the mask's memory, its fields)
-void mask_make(StableIValue* stack, uint64_t, uint64_t) {
-  Call<flash3_mask_params> call(kMaskMake, stack);
+namespace {
+
+struct Made {
+  Tensor data;
+  flash3_mask mask{};
+};
+
+Made make(const Schema<flash3_mask_params>& schema, StableIValue* stack) {
+  Call<flash3_mask_params> call(schema, stack);
   call.describe_tensors();
   const auto guard = call.on_device();
   size_t bytes = 0;
   check(flash3_mask_size(&call.params, &bytes));
-  const Tensor made = empty_aligned(bytes, call.device);
-  flash3_mask mask{};
-  mask.data = made.data_ptr(), mask.size = bytes;
-  check(flash3_mask_make(&call.params, &mask));
-  stack[0] = torch::stable::detail::from(made);
-  const auto fields = flash3::mask_fields(mask);
+  Made made{empty_aligned(bytes, call.device)};
+  made.mask.data = made.data.data_ptr(), made.mask.size = bytes;
+  check(flash3_mask_make(&call.params, &made.mask));
+  return made;
+}
+
+}  // namespace
+
+// (the mask's memory, its fields)
+void mask_make(StableIValue* stack, uint64_t, uint64_t) {
+  const Made made = make(kMaskMake, stack);
+  const auto fields = flash3::mask_fields(made.mask);
+  stack[0] = torch::stable::detail::from(made.data);
   stack[1] = torch::stable::detail::from(std::vector<int64_t>(fields.begin(), fields.end()));
+}
+
+// The mask's memory. For graphs, whose values are tensors: its fields are known when they are made.
+void mask_data(StableIValue* stack, uint64_t, uint64_t) {
+  stack[0] = torch::stable::detail::from(make(kMaskData, stack).data);
 }
 
 // (blocks, partial blocks): what the mask needs. Waits for the current stream.

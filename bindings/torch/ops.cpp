@@ -112,6 +112,7 @@ void add_kernels(auto& library) {
   library.impl("merge", flash3_torch::merge);
   library.impl("merge_out", flash3_torch::merge_out);
   library.impl("mask_make", flash3_torch::mask_make);
+  library.impl("mask_data", flash3_torch::mask_data);
   library.impl("mask_used", flash3_torch::mask_used);
 }
 

@@ -69,6 +69,8 @@ struct Forward {
   Tensor max_logits{};
   const flash3_mask* mask = nullptr;
   Tensor alibi_slopes{};
+  Tensor bias{};
+  Tensor bias_table{};
   float dropout_p = 0.f;
   uint64_t dropout_seed = 0;
   uint64_t dropout_offset = 0;
@@ -129,6 +131,8 @@ struct Forward {
     p.max_logits = max_logits;
     p.mask = mask;
     p.alibi_slopes = alibi_slopes;
+    p.bias = bias;
+    p.bias_table = bias_table;
     p.dropout_p = dropout_p;
     p.dropout_seed = dropout_seed;
     p.dropout_offset = dropout_offset;
@@ -177,6 +181,11 @@ struct Backward {
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
   const flash3_mask* mask = nullptr;
   Tensor alibi_slopes{};
+  Tensor bias{};
+  Tensor bias_table{};
+  Tensor dbias{};
+  Tensor dbias_table{};
+  Tensor dalibi_slopes{};
   float dropout_p = 0.f;
   uint64_t dropout_seed = 0;
   uint64_t dropout_offset = 0;
@@ -222,6 +231,11 @@ struct Backward {
     p.mask_alignment = mask_alignment;
     p.mask = mask;
     p.alibi_slopes = alibi_slopes;
+    p.bias = bias;
+    p.bias_table = bias_table;
+    p.dbias = dbias;
+    p.dbias_table = dbias_table;
+    p.dalibi_slopes = dalibi_slopes;
     p.dropout_p = dropout_p;
     p.dropout_seed = dropout_seed;
     p.dropout_offset = dropout_offset;

@@ -38,25 +38,6 @@
 extern "C" {
 #endif
 
-/** What a forward call computes in (flash3_forward_params.compute). */
-typedef enum flash3_compute FLASH3_ENUM_INT32 {
-  FLASH3_COMPUTE_AS_GIVEN = 0, /**< the dtype of q, k and v */
-  FLASH3_COMPUTE_FP8 = 1       /**< FLASH3_FLOAT8_E4M3, from 16-bit (CPU: float32 too) q, k and v */
-} flash3_compute;
-
-/** How Hopper sums up FP8 products of weights and v (flash3_forward_params.fp8_sums). */
-typedef enum flash3_fp8_sums FLASH3_ENUM_INT32 {
-  FLASH3_FP8_SUMS_AUTO = 0,      /**< two levels where a query may see more than 2048 keys */
-  FLASH3_FP8_SUMS_ONE_LEVEL = 1, /**< in the tensor cores only, whose long sums shrink */
-  FLASH3_FP8_SUMS_TWO_LEVELS = 2 /**< added to float32 sums every few tiles */
-} flash3_fp8_sums;
-
-/** The diagonal of a mask (flash3_forward_params.mask_alignment). */
-typedef enum flash3_mask_alignment FLASH3_ENUM_INT32 {
-  FLASH3_ALIGN_BOTTOM_RIGHT = 0, /**< i' = i + seq_k − seq_q: the last query is at the last key */
-  FLASH3_ALIGN_TOP_LEFT = 1      /**< i' = i: the first query is at the first key */
-} flash3_mask_alignment;
-
 /** A list of work that several calls share: schedule.h. */
 typedef struct flash3_schedule flash3_schedule;
 
@@ -273,20 +254,30 @@ typedef struct flash3_forward_params {
   int32_t fill_padding;
   int32_t mask_alignment; /**< flash3_mask_alignment, for each sequence; not with tree_mask */
   /** Written: [heads_q] or [batch, heads_q, seq_q] float32: the largest score that each head saw,
-   * or each row, laid out as lse: scaled, capped and less what alibi_slopes subtract; −∞ where none
-   * was seen. The sink is no score. Where a score is NaN, that of its row and of its head is
+   * or each row, laid out as lse: scaled, capped, with bias, bias_table and alibi_slopes; −∞ where
+   * none was seen. The sink is no score. Where a score is NaN, that of its row and of its head is
    * undefined. On a GPU k and v are neither FP8 nor become it, and out and lse may differ in their
    * last bits from those of a call without. Has no gradient. All zero: not wanted. */
   flash3_tensor max_logits;
-  /** One of flash3_mask_make (mask.h), of this call's sizes; NULL: the band alone. The band of the
-   * call is none, or that of the mask. With lengths, the mask was made with the same. Neither with
-   * a page table, cache_batch_idx, leftpad_k, k_new, qv or tree_mask, nor, on Hopper, with FP8 and
-   * a softcap. */
+  /** One of flash3_mask_make (mask.h), of this call's sizes, in pages max_pages · page_size keys;
+   * NULL: the band alone. The band of the call is none, or that of the mask. With lengths, the mask
+   * was made with the same. Neither with leftpad_k, k_new, qv or tree_mask, nor, on Hopper, with a
+   * page table, with cache_batch_idx, or with FP8 and a softcap. */
   const flash3_mask* mask;
   /** [heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. The slope times the distance
    * of i' and j is subtracted from the scaled and capped score of query i and key j, with i' as in
-   * Mask. Not with tree_mask. On the CPU alone. Has no gradient. All zero: none. */
+   * Mask. Not with tree_mask. All zero: none. */
   flash3_tensor alibi_slopes;
+  /** [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float16, bfloat16 or float32: what is added to
+   * the scaled and capped score of query i and key j; finite, or −∞, which hides the pair. Any
+   * strides. Of packed queries the first dimension is 1 and the third 1 or total_q. Column j is key
+   * j of its sequence; with cu_seqlens_k or page_table there are as many as a sequence may have
+   * keys, or more. Only rows and keys in use are read. Not with tree_mask. All zero: none. */
+  flash3_tensor bias;
+  /** [1 or heads_q, 2·D + 1] float32: a bias by distance, finite or −∞, which hides the pair. Entry
+   * clamp(j − i', −D, D) + D is added to the scaled and capped score of query i and key j, with i'
+   * as in Mask. Not with tree_mask. All zero: none. */
+  flash3_tensor bias_table;
 
   /** @name Dropout
    * A weight is dropped with the probability dropout_p, rounded to a multiple of 2^-16; out has the
@@ -341,10 +332,10 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  *     dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
  *
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
- * alibi_slopes, dropout, lengths and dtype must be the same. Gradients of rows that see nothing, of
- * keys that no query sees, and of tokens after seqused are exactly 0; every element of dq, dk and
- * dv is written, except rows of packed tensors that belong to no sequence, unless fill_padding is
- * set. */
+ * biases, alibi_slopes, dropout, lengths and dtype must be the same. Gradients of rows that see
+ * nothing, of keys that no query sees, and of tokens after seqused are exactly 0; every element of
+ * dq, dk and dv is written, except rows of packed tensors that belong to no sequence, unless
+ * fill_padding is set. */
 typedef struct flash3_backward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
@@ -397,15 +388,25 @@ typedef struct flash3_backward_params {
 
   flash3_tensor dsink;  /**< [heads_q], dtype of sink, which must be given; all zero: not wanted */
   int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
-  /** @{ @name As in flash3_forward_params */
-  int32_t mask_alignment; /**< as in flash3_forward_params, to the end */
-  const flash3_mask* mask;
-  flash3_tensor alibi_slopes;
-  float dropout_p;
+  int32_t mask_alignment;     /**< as in flash3_forward_params */
+  const flash3_mask* mask;    /**< as in flash3_forward_params, to the end */
+  flash3_tensor alibi_slopes; /**< as in flash3_forward_params, to bias_table */
+  flash3_tensor bias;
+  flash3_tensor bias_table;
+  /** Written: [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of bias: its
+   * gradient, summed in float32 over the dimensions that bias has one element of; 0 where no query
+   * sees the key. Any strides. The shape of bias, which must be given. All zero: not wanted. */
+  flash3_tensor dbias;
+  /** Written: [1 or heads_q, 2·D + 1] float32: the gradient of bias_table. The shape of bias_table,
+   * which must be given. All zero: not wanted. */
+  flash3_tensor dbias_table;
+  /** Written: [heads_q] or [batch, heads_q] float32: the gradient of alibi_slopes. The shape of
+   * alibi_slopes, which must be given. All zero: not wanted. */
+  flash3_tensor dalibi_slopes;
+  float dropout_p; /**< as in flash3_forward_params, to dropout_state */
   uint64_t dropout_seed;
   uint64_t dropout_offset;
   flash3_tensor dropout_state;
-  /** @} */
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

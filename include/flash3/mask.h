@@ -145,6 +145,10 @@ struct flash3_mask {
 /** Bytes that a mask of these params takes. */
 FLASH3_API flash3_status flash3_mask_size(const flash3_mask_params* params, size_t* bytes);
 
+/** Sets all fields of a mask of these params but data, as flash3_mask_make() will, and size to the
+ * bytes that it takes: for questions, and for programs that are compiled before they run. */
+FLASH3_API flash3_status flash3_mask_describe(const flash3_mask_params* params, flash3_mask* mask);
+
 /** Enqueues the making of the mask on params.stream. It can be captured in a CUDA graph; nothing
  * that lies in device memory is read on the host. */
 FLASH3_API flash3_status flash3_mask_make(const flash3_mask_params* params, flash3_mask* mask);

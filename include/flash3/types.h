@@ -56,12 +56,13 @@ typedef enum flash3_backend FLASH3_ENUM_INT32 {
 } flash3_backend;
 
 /** A strided view of memory that the caller owns. Strides count elements; the last dimension's must
- * be 1, none may be negative, and that of a dimension of size 0 or 1 may be anything. Elements of
- * an input may share memory (stride 0 broadcasts); those of an output must not: each dimension's
- * stride must reach past the dimensions with smaller strides. data must be aligned to the element,
- * and may be NULL if there are no elements. Where only a question is asked (_supported, _workspace,
- * _explain), data may be NULL. What a call writes, its workspace too, shares no memory with its
- * other tensors or its schedule; views that alternate, as dq, dk and dv may, share none. */
+ * be 1 (a bias's need not), none may be negative, and that of a dimension of size 0 or 1 may be
+ * anything. Elements of an input may share memory (stride 0 broadcasts); those of an output must
+ * not: each dimension's stride must reach past the dimensions with smaller strides. data must be
+ * aligned to the element, and may be NULL if there are no elements. Where only a question is asked
+ * (_supported, _workspace, _explain), data may be NULL. What a call writes, its workspace too,
+ * shares no memory with its other tensors or its schedule; views that alternate, as dq, dk and dv
+ * may, share none. */
 typedef struct flash3_tensor {
   void* data;         /**< the first element */
   flash3_dtype dtype; /**< of every element */
@@ -69,6 +70,25 @@ typedef struct flash3_tensor {
   int64_t shape[4];   /**< elements along each dimension */
   int64_t stride[4];  /**< elements from one index of a dimension to the next */
 } flash3_tensor;
+
+/** What a forward call computes in (flash3_forward_params.compute). */
+typedef enum flash3_compute FLASH3_ENUM_INT32 {
+  FLASH3_COMPUTE_AS_GIVEN = 0, /**< the dtype of q, k and v */
+  FLASH3_COMPUTE_FP8 = 1       /**< FLASH3_FLOAT8_E4M3, from 16-bit (CPU: float32 too) q, k and v */
+} flash3_compute;
+
+/** How Hopper sums up FP8 products of weights and v (flash3_forward_params.fp8_sums). */
+typedef enum flash3_fp8_sums FLASH3_ENUM_INT32 {
+  FLASH3_FP8_SUMS_AUTO = 0,      /**< two levels where a query may see more than 2048 keys */
+  FLASH3_FP8_SUMS_ONE_LEVEL = 1, /**< in the tensor cores only, whose long sums shrink */
+  FLASH3_FP8_SUMS_TWO_LEVELS = 2 /**< added to float32 sums every few tiles */
+} flash3_fp8_sums;
+
+/** The diagonal of a mask (flash3_forward_params.mask_alignment). */
+typedef enum flash3_mask_alignment FLASH3_ENUM_INT32 {
+  FLASH3_ALIGN_BOTTOM_RIGHT = 0, /**< i' = i + seq_k − seq_q: the last query is at the last key */
+  FLASH3_ALIGN_TOP_LEFT = 1      /**< i' = i: the first query is at the first key */
+} flash3_mask_alignment;
 
 #ifdef __cplusplus
 }

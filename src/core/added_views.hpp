@@ -11,6 +11,8 @@ namespace flash3 {
 // Of forward and backward calls.
 struct AddedViews {
   HeadsView alibi_slopes;
+  BiasView bias;
+  BiasTableView bias_table;
   StateView dropout_state;
 };
 
@@ -21,6 +23,9 @@ struct AddedForwardViews {
 
 // Of backward calls alone.
 struct AddedBackwardViews {
+  BiasView dbias;
+  BiasTableView dbias_table;
+  HeadsView dalibi_slopes;
 };
 
 }  // namespace flash3

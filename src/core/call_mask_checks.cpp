@@ -9,18 +9,16 @@
 namespace flash3 {
 namespace {
 
-// What a mask does not know of: keys that lie elsewhere.
+// What a mask does not know of. A page table and cache_batch_idx only tell where key j lies.
 template <class CallParams>
 Status check_company(const CallParams& p) {
   [[maybe_unused]] const auto refuse = [](const char* name, const char* why) {
     return unsupported(message("mask is given and ", name, " is given; ", why));
   };
   if constexpr (requires { p.page_table; }) {
-    constexpr const char kCache[] = "a mask lists keys by their places in k, which is no cache";
-    if (is_given(p.page_table)) return refuse("page_table", kCache);
-    if (is_given(p.cache_batch_idx)) return refuse("cache_batch_idx", kCache);
-    if (is_given(p.leftpad_k)) return refuse("leftpad_k", kCache);
-    if (is_given(p.k_new)) return refuse("k_new", kCache);
+    constexpr const char kMoved[] = "a mask counts keys from the first of k, and knows no new ones";
+    if (is_given(p.leftpad_k)) return refuse("leftpad_k", kMoved);
+    if (is_given(p.k_new)) return refuse("k_new", kMoved);
     if (is_given(p.qv)) return refuse("qv", "latent attention knows the band alone");
     if (is_given(p.tree_mask))
       return invalid_argument(
@@ -75,7 +73,9 @@ Status check_fields(const MaskLists& lists, const Problem& p) {
                            p.sequences_q.packed ? "the most queries of a sequence" : "q.shape[1]",
                            p.seq_q));
   FLASH3_CHECK(check_field("mask->seq_k", s.seq_k,
-                           p.sequences_k.packed ? "the most keys of a sequence" : "k.shape[1]",
+                           p.sequences_k.packed ? "the most keys of a sequence"
+                           : p.cache.paged      ? "max_pages * page_size"
+                                                : "k.shape[1]",
                            p.seq_k));
   return check_mask_shape(s);
 }
@@ -120,6 +120,15 @@ MaskLists mask_lists(const flash3_mask& m) {
   lists.size = m.size;
   lists.key = m.key;
   return lists;
+}
+
+Status check_mask_on(const Problem& p, flash3_backend id, const char* backend) {
+  if (!p.mask_lists.given || id == FLASH3_BACKEND_CPU) return {};
+  if (!p.cache.paged && !p.cache.has_batch_idx) return {};
+  return unsupported(message("mask is given and ", p.cache.paged ? "page_table" : "cache_batch_idx",
+                             " is given; the ", backend,
+                             " backend has no kernels that take both; the cpu backend "
+                             "has"));
 }
 
 Status take_mask(const flash3_forward_params& params, Problem* problem) {

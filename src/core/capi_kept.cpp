@@ -50,6 +50,13 @@ flash3_status mask(const flash3_mask_params* params, flash3_mask* made) {
   });
 }
 
+flash3_status mask_description(const flash3_mask_params* params, flash3_mask* described) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(described, "mask"));
+    return describe_mask(params, described);
+  });
+}
+
 flash3_status answer_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
                                int64_t* partial_blocks) {
   return guarded([&]() -> Status {
@@ -79,6 +86,10 @@ flash3_status flash3_forward_schedule(const flash3_forward_params* params,
 
 flash3_status flash3_mask_size(const flash3_mask_params* params, size_t* bytes) {
   return flash3::answer_mask_size(params, bytes);
+}
+
+flash3_status flash3_mask_describe(const flash3_mask_params* params, flash3_mask* mask) {
+  return flash3::mask_description(params, mask);
 }
 
 flash3_status flash3_mask_make(const flash3_mask_params* params, flash3_mask* mask) {

@@ -174,9 +174,12 @@ Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
     FLASH3_CHECK(backend.available());  // why not, if it is not, comes first
     return memory;
   }
-  if (Status added = check_added_on(problem, backend); !added.ok()) {
+  Status options = check_added_on(problem, backend);
+  if constexpr (std::derived_from<P, Problem>)
+    if (options.ok()) options = check_mask_on(problem, backend.id(), backend.name());
+  if (!options.ok()) {
     FLASH3_CHECK(backend.available());
-    return added;
+    return options;
   }
   if constexpr (HasPadding<P>)
     if (problem.fills_padding) {

@@ -26,13 +26,14 @@ Status check_kept(const flash3_tensor& t) {
 Status check_state(const flash3_tensor& t, const Field& kept) {
   if (!is_given(t)) return {};
   const ParamField* const field = find_field<flash3_forward_params>("dropout_state");
-  return check_added_tensor(*field, t, kept, {kept, 0}, {false, false}, Pointers::kRequired);
+  const Layout layout{false, false};
+  return check_added_tensor(*field, t, nullptr, {kept, {kept, 0}, {}, layout, Pointers::kRequired});
 }
 
 DropoutMaskProblem problem_of(const flash3_dropout_mask_params& p) {
   DropoutMaskProblem made;
   made.dropout = {dropout_threshold(p.dropout_p), p.dropout_seed, p.dropout_offset};
-  view_added(p.dropout_state, false, &made.state);
+  made.state = state_view(p.dropout_state);
   const TensorView kept = view(p.kept);
   made.kept = static_cast<uint8_t*>(kept.data);
   made.batch = kept.batch, made.heads = kept.seq, made.seq_q = kept.heads, made.seq_k = kept.dim;

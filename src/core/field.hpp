@@ -30,9 +30,12 @@ struct ParamField {
   // What bindings call the values 0, 1 … of an enum, with a space between; "-": nothing is given.
   std::string_view words = {};
   // Of a tensor of added_fields(): the shapes that it may have, as calls.py calls them; the fields
-  // that may not be given beside it; and whether no GPU kernel takes it.
-  std::string_view shapes = {}, without = {};
+  // that may not be given beside it; the field that must be, whose shape it has and whose dtype, if
+  // it has not one alone, or float32; whether no GPU kernel takes it; and whether its last
+  // dimension may have any stride.
+  std::string_view shapes = {}, without = {}, like = {};
   bool is_cpu_alone = false;
+  bool any_strides = false;
 
   // Whether it is a number that says what a call computes, or on which backend.
   constexpr bool is_option() const { return kind != FieldKind::kTensor && !is_context; }
@@ -85,12 +88,28 @@ constexpr bool has_word(std::string_view words, std::string_view word) {
   return false;
 }
 
-// The sizes of a tensor of added_fields() with one of its `shapes`; rows: those of lse.
+// Whether a dimension that may be 1 is not, by the letter that calls.py has for it.
+constexpr bool has_dim(std::string_view shape, char letter) {
+  return shape.find(letter) != std::string_view::npos;
+}
+// Those of [1 or batch, 1 or heads_q, 1 or seq_q, seq_k], and of [1 or heads_q, 2·D + 1].
+constexpr bool is_of_pairs(std::string_view shape) { return shape.ends_with('k'); }
+constexpr bool is_of_distances(std::string_view shape) { return shape.ends_with('d'); }
+
+// The sizes of a tensor of added_fields() with one of its `shapes`; rows: those of lse; distance:
+// D.
 template <class Shape>
-constexpr Shape shape_of_added(std::string_view shape, int64_t batch, int64_t heads_q, Shape rows) {
+constexpr Shape shape_of_added(std::string_view shape, int64_t batch, int64_t heads_q, Shape rows,
+                               int64_t seq_k, int64_t distance) {
+  const int64_t heads = has_dim(shape, 'h') ? heads_q : 1;
   if (shape == "heads") return {heads_q};
+  if (shape == "batch_heads") return {batch, heads_q};
+  if (shape == "rows") return rows;
   if (shape == "state") return {2};
-  return shape == "batch_heads" ? Shape{batch, heads_q} : rows;
+  if (is_of_distances(shape)) return {heads, 2 * distance + 1};
+  const bool packed = rows.size() == 2;
+  return {has_dim(shape, 'b') && !packed ? batch : 1, heads,
+          has_dim(shape, 'q') ? rows[rows.size() - 1] : 1, seq_k};
 }
 
 // FLASH3_FIELD(causal, .is_flag = true), where Params is the struct.

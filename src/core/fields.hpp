@@ -62,7 +62,9 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
     FLASH3_FIELD(max_logits, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads rows"),
     FLASH3_FIELD(mask, .is_context = true),
-    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask", .is_cpu_alone = true),
+    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask"),
+    FLASH3_FIELD(bias, .shapes = "hqk bhqk qk bqk hk bhk k bk", .without = "tree_mask", .any_strides = true),
+    FLASH3_FIELD(bias_table, .dtype = FLASH3_FLOAT32, .shapes = "hd d", .without = "tree_mask"),
     FLASH3_FIELD(dropout_p),
     FLASH3_FIELD(dropout_seed),
     FLASH3_FIELD(dropout_offset),
@@ -75,7 +77,9 @@ struct FieldsOf<flash3_forward_params> {
   static bool visit_added_tensors(Problem& problem, const Visit& visit) {
     return visit(kFields[48], &Params::max_logits, problem.max_logits) &&
            visit(kFields[50], &Params::alibi_slopes, problem.alibi_slopes) &&
-           visit(kFields[54], &Params::dropout_state, problem.dropout_state);
+           visit(kFields[51], &Params::bias, problem.bias) &&
+           visit(kFields[52], &Params::bias_table, problem.bias_table) &&
+           visit(kFields[56], &Params::dropout_state, problem.dropout_state);
   }
 };
 
@@ -118,7 +122,12 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(fill_padding, .is_flag = true),
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
     FLASH3_FIELD(mask, .is_context = true),
-    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask", .is_cpu_alone = true),
+    FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask"),
+    FLASH3_FIELD(bias, .shapes = "hqk bhqk qk bqk hk bhk k bk", .without = "tree_mask", .any_strides = true),
+    FLASH3_FIELD(bias_table, .dtype = FLASH3_FLOAT32, .shapes = "hd d", .without = "tree_mask"),
+    FLASH3_FIELD(dbias, .is_written = true, .shapes = "hqk bhqk qk bqk hk bhk k bk", .like = "bias", .any_strides = true),
+    FLASH3_FIELD(dbias_table, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "hd d", .like = "bias_table"),
+    FLASH3_FIELD(dalibi_slopes, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .like = "alibi_slopes"),
     FLASH3_FIELD(dropout_p),
     FLASH3_FIELD(dropout_seed),
     FLASH3_FIELD(dropout_offset),
@@ -130,7 +139,12 @@ struct FieldsOf<flash3_backward_params> {
   template <class Problem, class Visit>
   static bool visit_added_tensors(Problem& problem, const Visit& visit) {
     return visit(kFields[35], &Params::alibi_slopes, problem.alibi_slopes) &&
-           visit(kFields[39], &Params::dropout_state, problem.dropout_state);
+           visit(kFields[36], &Params::bias, problem.bias) &&
+           visit(kFields[37], &Params::bias_table, problem.bias_table) &&
+           visit(kFields[38], &Params::dbias, problem.dbias) &&
+           visit(kFields[39], &Params::dbias_table, problem.dbias_table) &&
+           visit(kFields[40], &Params::dalibi_slopes, problem.dalibi_slopes) &&
+           visit(kFields[44], &Params::dropout_state, problem.dropout_state);
   }
 };
 

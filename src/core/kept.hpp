@@ -116,6 +116,8 @@ class KeptPlan final : public flash3_plan {
 Status check_mask(const Problem& problem, const Backend& backend);
 
 Status make_mask(const flash3_mask_params* params, flash3_mask* mask);
+// What make_mask() sets, and the size; no memory is needed.
+Status describe_mask(const flash3_mask_params* params, flash3_mask* mask);
 Status count_mask(const flash3_mask& mask, void* stream, MaskCounts* counts);
 
 }  // namespace flash3

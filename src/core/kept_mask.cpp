@@ -96,6 +96,19 @@ Status make_mask(const flash3_mask_params* params, flash3_mask* mask) {
   });
 }
 
+Status describe_mask(const flash3_mask_params* params, flash3_mask* mask) {
+  MaskProblem problem;
+  FLASH3_CHECK(make_mask_problem(params, Pointers::kOptional, &problem));
+  return on_backend(problem.backend, "mask", [&](const Backend& backend) -> Status {
+    FLASH3_CHECK(backend.available());
+    uint64_t key = 0;
+    FLASH3_CHECK(find_key(problem.shape, problem.rule, problem.lengths(), backend, &key));
+    mask->size = mask_bytes(problem.shape);
+    fill(problem, key, mask);
+    return {};
+  });
+}
+
 Status count_mask(const flash3_mask& mask, void* stream, MaskCounts* counts) {
   const MaskLists lists = mask_lists(mask);
   FLASH3_CHECK(check_mask_shape(lists.shape));

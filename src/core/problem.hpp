@@ -216,8 +216,16 @@ struct BackwardProblem : Problem, AddedBackwardViews {
   // No gradient element exists: nothing to run.
   bool is_empty() const {
     if (dsink.given && heads_q > 0) return false;  // the sum of no rows is 0, and is written
+    if (has_bias_gradients()) return false;        // likewise
     if (has_padding_to_fill()) return false;
     return batch == 0 || (seq_q * heads_q == 0 && seq_k * heads_k == 0);  // products below 2^62
+  }
+  // Whether a gradient of what is added to scores has elements.
+  bool has_bias_gradients() const {
+    const BiasView& t = dbias;
+    return (t.given && t.batch > 0 && t.heads > 0 && t.rows > 0 && t.keys > 0) ||
+           (dbias_table.given && dbias_table.heads > 0) ||
+           (dalibi_slopes.given && heads_q > 0 && (batch > 0 || !dalibi_slopes.of_batch));
   }
   bool has_padding_to_fill() const {
     return fills_padding && (sequences_q.rows * heads_q > 0 || sequences_k.rows * heads_k > 0);

@@ -141,14 +141,14 @@ Status check_same_shape(const Field& f, const Field& other) {
   return {};
 }
 
-Status check_strides(const Field& f) {
+Status check_strides(const Field& f, bool any_last) {
   const flash3_tensor& t = f.tensor;
   for (int d = 0; d < f.ndim; ++d)
     if (t.shape[d] > 1 && t.stride[d] < 0)
       return invalid_argument(
           message(f.part("stride", d), " = ", t.stride[d], " but a stride must be at least 0"));
   const int last = f.ndim - 1;
-  if (t.shape[last] > 1 && t.stride[last] != 1)
+  if (!any_last && t.shape[last] > 1 && t.stride[last] != 1)
     return invalid_argument(message(f.part("stride", last), " = ", t.stride[last],
                                     " but it must be 1; the last dimension of ", f.name, ", ",
                                     f.layout, ", must be contiguous"));

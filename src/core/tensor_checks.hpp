@@ -69,7 +69,8 @@ Status check_shapes(const Field& q, const Field& k, const Field& v, const Field&
 Status check_same_shape(const Field& field, const Field& other);
 
 // The stride of a dimension with fewer than two elements is never used, so it may be anything.
-Status check_strides(const Field& field);
+// any_last: that of the last dimension need not be 1.
+Status check_strides(const Field& field, bool any_last = false);
 
 // For outputs: no two elements share memory.
 Status check_no_overlap(const Field& field);

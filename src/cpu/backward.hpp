@@ -17,6 +17,7 @@
 #include "core/arithmetic.hpp"
 #include "core/problem.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/bias_gradients.hpp"
 #include "cpu/target.hpp"
 
 namespace flash3::cpu {
@@ -42,13 +43,16 @@ struct BackwardBlocks {
   MaskReader reader;
   TileShape tile;  // rows: a multiple of kBackwardStrip; keys: of kKeyAlignment
 
-  BackwardBlocks(const Problem& p, const Sequence& s, int largest_keys)
+  BackwardBlocks(const BackwardProblem& p, const Sequence& s, int largest_keys)
       : group(p.queries_per_kv_head()),
         sequence(s),
         masked(p.mask_lists.given),
         reader(p.mask_lists, s.batch),
         tile{even_part(rows(), kMaxBackwardRows, kBackwardStrip),
-             even_part(keys(), largest_keys, kKeyAlignment)} {}
+             even_part(shares_keys(p) ? p.seq_k : keys(), largest_keys, kKeyAlignment)} {}
+
+  // Whether sequences add to the same elements of dbias: all are cut in the same places then.
+  static bool shares_keys(const BackwardProblem& p) { return p.dbias.given && p.dbias.sums_batch; }
 
   Index rows() const { return sequence.q.length * group; }
   Index keys() const { return sequence.k.length; }
@@ -95,6 +99,7 @@ struct BackwardTask {
   float* dq = nullptr;          // [packed row][dq_stride] of this KV head
   float* sink_terms = nullptr;  // [packed row] of it: what the row adds to −dsink; or null
   std::atomic<int>* next_keys = nullptr;  // [row block]: the block of keys that may add to dq
+  BiasGradients biases;
 };
 
 // What a row takes from its sink, times delta, is what it adds to −dsink. No row that saw nothing

@@ -16,6 +16,7 @@
 #include <cmath>
 
 #include "oracle/attention_ref.hpp"
+#include "oracle/bias_sums.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
@@ -67,7 +68,8 @@ struct QueryRows {
 };
 
 // Computes heads of a problem whose sequences have one length, and hands the gradients to
-// store.dq, dk and dv(batch, row, head, values, bounds) and store.dsink(batch, head, value, bound).
+// store.dq, dk and dv(batch, row, head, values, bounds) and store.dsink(batch, head, value, bound),
+// and those of what is added to scores to store.biases.add().
 template <class Store>
 class Heads {
  public:
@@ -194,6 +196,7 @@ class Heads {
 
     const RowErrors error =
         errors_of(batch, head, i, r, scores.added(seen), dropout.scale(), sink, lse, dlse);
+    if (store_.biases.wanted()) add_to_biases(batch, head, i, r, seen, mean - dlse, error);
     for (int64_t j = seen.begin; j < seen.end; ++j) {
       const double slope = slopes_[static_cast<size_t>(j)];
       const double of_p = (ds[j] - mean + dlse) * slope;
@@ -212,6 +215,24 @@ class Heads {
                     underflow(p_sink) * std::abs(dlse - mean) +
                     underflow(p_sink * std::abs(dlse - mean));
     return seen;
+  }
+
+  struct RowErrors;
+  // The gradient of what is added to the scores of a row: ds without the softcap's slope. Before
+  // dp becomes ds.
+  void add_to_biases(int64_t batch, int64_t head, int64_t i, int r, IndexRange seen, double delta,
+                     const RowErrors& error) {
+    const double *p = probabilities_[r], *dp = ds_[r];
+    mask_.for_each_range(i, [&](IndexRange keys) {
+      for (int64_t j = keys.begin; j < keys.end; ++j) {
+        if (p[j] == 0) continue;
+        const double ds = p[j] * (dp[j] - delta), lost = underflow(p[j]) * std::abs(dp[j] - delta);
+        gradients_[static_cast<size_t>(j)] = {ds, error.weight * std::abs(ds) + error.smallest +
+                                                      lost + underflow(std::abs(ds)) +
+                                                      p[j] * error.of_dp};
+      }
+    });
+    store_.biases.add(batch, head, i, mask_.diagonal_of(i), seen, &gradients_);
   }
 
   // As oracle/yardsticks/yardsticks.hpp names them.
@@ -270,6 +291,7 @@ class Heads {
   ReferenceTable<double> probabilities_, ds_;  // first scores and dp
   ReferenceTable<float> p_errors_, ds_errors_;
   std::vector<double> slopes_;
+  std::vector<GradientAndError> gradients_ = std::vector<GradientAndError>(size_t(p_.seq_k));
   Sum dq_, dk_, dv_;
   double dsink_ = 0, dsink_error_ = 0;
 };
@@ -290,7 +312,16 @@ struct Store {
   const BackwardProblem& p;
   ReferenceBackward& to;
   std::vector<double>&sinks, &sink_errors;  // of each (batch, head): summed in one order
-  int64_t sequence = -1;                    // of a ragged batch
+  struct OfSequence {
+    BiasSums* sums;
+    int64_t sequence = -1;
+    bool wanted() const { return sums->wanted(); }
+    void add(int64_t b, int64_t head, int64_t row, int64_t diagonal, IndexRange seen,
+             std::vector<GradientAndError>* gradients) const {
+      sums->add(sequence < 0 ? b : sequence, head, row, diagonal, seen, gradients);
+    }
+  } biases;
+  int64_t sequence = -1;  // of a ragged batch
 
   struct Gradient {
     std::vector<double>& values;
@@ -333,16 +364,18 @@ ReferenceBackward attention_backward_ref(const BackwardProblem& p, int num_threa
   result.dk_bound.resize(result.dk.size());
   result.dv_bound.resize(result.dv.size());
   std::vector<double> sinks(p.batch * p.heads_q), sink_errors(p.batch * p.heads_q);
-  Store store{p, result, sinks, sink_errors};
+  BiasSums biases(p, &result);
+  Store store{p, result, sinks, sink_errors, {&biases}};
   if (!p.is_ragged()) {
     for_each_head_of_one_length(p, mask, num_threads, store);
   } else {
     for (int64_t b = 0; b < p.batch; ++b) {
-      store.sequence = b;
+      store.sequence = store.biases.sequence = b;
       for_each_head_of_one_length(one_sequence(p, b), PairsOfSequence(mask, b).get(), num_threads,
                                   store);
     }
   }
+  biases.finish(ErrorBound(p));
   if (!p.sink.given) return result;
   const Precision precision = precision_of(p.sink.dtype);
   for (int64_t h = 0; h < p.heads_q; ++h) {

@@ -57,6 +57,9 @@ struct ReferenceBackward {
 
   // Error bounds (oracle/yardsticks/yardsticks.hpp), as ReferenceForward has them.
   std::vector<float> dq_bound, dk_bound, dv_bound, dsink_bound;
+
+  // What else the call writes, by the name of its field in flash3_backward_params.
+  std::map<std::string_view, ReferenceValues> added = {};
 };
 
 // Reads q, k, v, dout, dlse, sink and lengths, and out for the bounds (host memory, any strides);

@@ -8,107 +8,13 @@
 #include <utility>
 
 #include "core/convert.hpp"
-#include "core/dropout.hpp"
 #include "core/rotation.hpp"
+#include "oracle/definition_call.hpp"
 #include "oracle/mask_pairs.hpp"
 #include "oracle/one_sequence.hpp"
 
 namespace flash3 {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-bool given(const flash3_tensor& t) { return t.ndim > 0; }
-
-int64_t entry(const flash3_tensor& t, int64_t i) {
-  return static_cast<const int32_t*>(t.data)[i * t.stride[0]];
-}
-
-// What forward and backward have in common: the scores of a call.
-template <class Params>
-struct Call {
-  const Params& p;
-  const bool packed_q = given(p.cu_seqlens_q), packed_k = given(p.cu_seqlens_k);
-  const int64_t batch = packed_q ? p.cu_seqlens_q.shape[0] - 1 : p.q.shape[0];
-  const int64_t heads_q = p.q.shape[p.q.ndim - 2], heads_k = p.k.shape[p.k.ndim - 2];
-  const int64_t head_dim = p.q.shape[p.q.ndim - 1], head_dim_v = p.v.shape[p.v.ndim - 1];
-  // Products of a score: with qv the values are keys too.
-  int64_t products() const {
-    if constexpr (requires { p.qv; })
-      if (given(p.qv)) return head_dim + head_dim_v;
-    return head_dim;
-  }
-  const double scale = p.softmax_scale > 0
-                           ? double{p.softmax_scale}
-                           : double{static_cast<float>(1 / std::sqrt(double(products())))};
-
-  int64_t kv_head(int64_t head) const { return head / (heads_q / heads_k); }
-  Tokens queries(int64_t b) const {
-    return tokens_of(p.cu_seqlens_q, p.seqused_q, b, p.q.shape[1]);
-  }
-  Tokens keys(int64_t b) const { return tokens_of(p.cu_seqlens_k, p.seqused_k, b, p.k.shape[1]); }
-
-  VisibleKeys visible(int64_t b) const {
-    return VisibleKeys::of(p, queries(b).count, keys(b).count);
-  }
-
-  // Element d of token i of sequence b, of a tensor [batch, seq, heads, dim] or [total, heads,
-  // dim].
-  double element(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i, int64_t head,
-                 int64_t d) const {
-    const int64_t* stride = t.stride + (t.ndim - 3);
-    const int64_t first = t.ndim == 4 ? b * t.stride[0] : 0;
-    return load_float(t.data, t.dtype,
-                      first + (tokens.first + i) * stride[0] + head * stride[1] + d * stride[2]);
-  }
-  // The place of that element among the results, which are contiguous.
-  static int64_t place(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i,
-                       int64_t head) {
-    const int64_t row = (t.ndim == 4 ? b * t.shape[1] : 0) + tokens.first + i;
-    return (row * t.shape[t.ndim - 2] + head) * t.shape[t.ndim - 1];
-  }
-  // The same for [batch, heads, seq] or [heads, total].
-  static int64_t lse_place(int64_t heads, int64_t rows, bool packed, int64_t b,
-                           const Tokens& tokens, int64_t i, int64_t head) {
-    return ((packed ? 0 : b * heads) + head) * rows + tokens.first + i;
-  }
-
-  double dot(const flash3_tensor& x, const Tokens& x_tokens, int64_t i, int64_t x_head,
-             const flash3_tensor& y, const Tokens& y_tokens, int64_t j, int64_t y_head, int64_t b,
-             int64_t dim) const {
-    double sum = 0;
-    for (int64_t d = 0; d < dim; ++d)
-      sum += element(x, b, x_tokens, i, x_head, d) * element(y, b, y_tokens, j, y_head, d);
-    return sum;
-  }
-
-  double capped(double score) const {
-    return p.softcap > 0 ? p.softcap * std::tanh(score / p.softcap) : score;
-  }
-  // ALiBi: what is subtracted from the capped score of query i and key j.
-  double bias(const VisibleKeys& mask, int64_t b, int64_t head, int64_t i, int64_t j) const {
-    const flash3_tensor& t = p.alibi_slopes;
-    if (!given(t)) return 0;
-    const int64_t at = (t.ndim == 2 ? b * t.stride[0] : 0) + head * t.stride[t.ndim - 1];
-    return double{static_cast<const float*>(t.data)[at]} *
-           static_cast<double>(std::abs(mask.diagonal_of(i) - j));
-  }
-  // Dropout: what the weight of query i and key j is multiplied by, 0 if it is dropped.
-  double kept(int64_t b, int64_t head, int64_t i, int64_t j) const {
-    const unsigned threshold = dropout_threshold(p.dropout_p);
-    if (threshold == 0) return 1;
-    const auto* state = static_cast<const int64_t*>(p.dropout_state.data);
-    const PhiloxKey key =
-        state ? dropout_key(static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]))
-              : dropout_key(p.dropout_seed, p.dropout_offset);
-    const bool keeps = dropout_keeps(key, threshold, unsigned(b * heads_q + head), int(i), int(j));
-    return keeps ? 65536. / (65536 - threshold) : 0;
-  }
-  double sink(int64_t head) const {
-    return given(p.sink) ? load_float(p.sink.data, p.sink.dtype, head * p.sink.stride[0])
-                         : -kInfinity;
-  }
-};
 
 // log(exp(sink) + Σ exp(scores)), with the largest taken out so that nothing overflows.
 double log_sum_exp(const std::vector<double>& scores, double sink) {
@@ -314,7 +220,7 @@ DefinedForward define_forward(const flash3_forward_params& p, const flash3_mask_
         std::vector<int64_t> seen;
         std::vector<double> scores;
         for (int64_t j = 0; j < keys; ++j) {
-          if (!mask.sees(i, j)) continue;
+          if (!mask.sees(i, j) || call.bias(mask, b, h, i, j) == -kInfinity) continue;
           const double k_scale = tokens.k_scale(b, j, kv_head);
           double dot = 0;
           for (int64_t d = 0; d < call.head_dim; ++d)
@@ -322,7 +228,7 @@ DefinedForward define_forward(const flash3_forward_params& p, const flash3_mask_
           for (int64_t d = 0; given(p.qv) && d < call.head_dim_v; ++d)
             dot += tokens.qv(b, i, h, d) * tokens.v(b, j, kv_head, d);
           seen.push_back(j);
-          scores.push_back(call.capped(call.scale * q_scale * k_scale * dot) -
+          scores.push_back(call.capped(call.scale * q_scale * k_scale * dot) +
                            call.bias(mask, b, h, i, j));
         }
         const double lse = log_sum_exp(scores, call.sink(h));
@@ -363,13 +269,13 @@ SeenKeys seen_keys(const Call<flash3_backward_params>& call, const flash3_backwa
   const VisibleKeys mask = call_mask.of(call.visible(b), b, h);
   SeenKeys seen;
   for (int64_t j = 0; j < keys.count; ++j) {
-    if (!mask.sees(i, j)) continue;
+    if (!mask.sees(i, j) || call.bias(mask, b, h, i, j) == -kInfinity) continue;
     const double dot =
         call.dot(p.q, queries, i, h, p.k, keys, j, call.kv_head(h), b, call.head_dim);
     seen.keys.push_back(j);
     const double capped = call.capped(call.scale * dot);
     const double tanh = p.softcap > 0 ? capped / p.softcap : 0;
-    seen.scores.push_back(capped - call.bias(mask, b, h, i, j));
+    seen.scores.push_back(capped + call.bias(mask, b, h, i, j));
     seen.slopes.push_back(1 - tanh * tanh);
   }
   seen.lse = log_sum_exp(seen.scores, call.sink(h));
@@ -394,6 +300,7 @@ double dlse_of(const flash3_backward_params& p, int64_t b, int64_t h, const Toke
 //   ds_j = p_j · (dp_j − Σ p·dp + dlse) · (1 − tanh² of the softcap)
 //   dq = scale · Σ ds_j·k_j     dk_j += scale · ds_j·q     dv_j += p_j·dout
 //   dsink += exp(sink − lse) · (dlse − Σ p·dp)
+//   dbias_ij += ds_j without the softcap's part
 //
 // Dropout multiplies dp_j, and p_j in dv, by 0 or by 1 / (1 − its p).
 DefinedBackward define_backward(const flash3_backward_params& p, const flash3_mask_params* source) {
@@ -409,6 +316,7 @@ DefinedBackward define_backward(const flash3_backward_params& p, const flash3_ma
   result.dk.resize(elements(p.k));
   result.dv.resize(elements(p.v));
   if (given(p.sink)) result.dsink.resize(static_cast<size_t>(call.heads_q));
+  BiasGradients biases(call, &result);
 
   for (int64_t b = 0; b < call.batch; ++b)
     for (int64_t h = 0; h < call.heads_q; ++h)
@@ -429,7 +337,9 @@ DefinedBackward define_backward(const flash3_backward_params& p, const flash3_ma
         const auto q_row = static_cast<size_t>(call.place(p.q, b, queries, i, h));
         for (size_t n = 0; n < seen.keys.size(); ++n) {
           const int64_t j = seen.keys[n];
-          const double ds = seen.weights[n] * (dp[n] - mean + dlse) * seen.slopes[n];
+          const double of_score = seen.weights[n] * (dp[n] - mean + dlse);
+          const double ds = of_score * seen.slopes[n];
+          biases.add_pair(call_mask.of(call.visible(b), b, h), b, h, i, j, of_score);
           const auto k_row = static_cast<size_t>(call.place(p.k, b, keys, j, kv_head));
           const auto v_row = static_cast<size_t>(call.place(p.v, b, keys, j, kv_head));
           for (int64_t d = 0; d < call.head_dim; ++d) {

@@ -26,6 +26,8 @@ struct DefinedForward {
 struct DefinedBackward {
   std::vector<double> dq, dk, dv;
   std::vector<double> dsink;  // empty without a sink
+  // What else is wanted, by its field's name: of dbias, dbias_table and dalibi_slopes those given.
+  std::map<std::string, std::vector<double>> added;
 };
 
 // The call must be valid, in host memory, and compute in the dtype of its tensors. source: what its

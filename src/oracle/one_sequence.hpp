@@ -148,6 +148,15 @@ inline HeadsView one_sequence(HeadsView t, int64_t b, const RowRange&) {
   return t;
 }
 
+inline BiasView one_sequence(BiasView t, int64_t b, const RowRange& rows) {
+  if (t.data)
+    t.data =
+        static_cast<std::byte*>(t.data) + t.offset(b, 0, rows.first) * int64_t{dtype_size(t.dtype)};
+  t.stride_batch = 0;
+  return t;
+}
+inline BiasTableView one_sequence(BiasTableView t, int64_t, const RowRange&) { return t; }
+
 // The tensors that flash3.h has gained; an element for all rows of a head is not of one sequence.
 template <class P>
 void narrow_added(int64_t b, const RowRange& rows, P* p) {

@@ -96,7 +96,11 @@ Real sink_weight(Real sink, Real lse) {
 class RowScores {
  public:
   RowScores(const Problem& p, const VisibleKeys& mask, int64_t batch, int64_t head, int64_t row)
-      : p_(p), slope_(p.alibi_slopes.at(batch, head)), diagonal_(mask.diagonal_of(row)) {}
+      : p_(p),
+        slope_(p.alibi_slopes.at(batch, head)),
+        diagonal_(mask.diagonal_of(row)),
+        table_(p.bias_table.data ? p.bias_table.data + head * p.bias_table.stride_head : nullptr),
+        of_row_(p.bias.offset(batch, head, row)) {}
 
   template <class Real>
   struct Score {
@@ -116,23 +120,44 @@ class RowScores {
     }
     if (p_.alibi_slopes.data)
       score.value = round(score.value - Real(slope_) * Real(std::abs(diagonal_ - key)));
+    for (const float added : {of_table(key), of_pair(key)}) {
+      if (added != 0) score.value = round(score.value + Real(added));
+      // It hides the pair, whatever its score is.
+      if (added == -std::numeric_limits<float>::infinity()) score = {Real(added), 0};
+    }
     return score;
   }
   template <class Real>
   Score<Real> of(Real dot, int64_t key) const {
     return of(dot, key, [](Real x) { return x; });
   }
-  // The largest magnitude that is added to the score of one of these keys.
+  // The largest magnitude that is added to the score of one of these keys; what hides a pair is
+  // none.
   double added(IndexRange keys) const {
-    if (keys.empty()) return 0;
-    const int64_t first = diagonal_ - keys.begin, last = diagonal_ - (keys.end - 1);
-    return std::abs(slope_) * static_cast<double>(std::max(std::abs(first), std::abs(last)));
+    if (!p_.alibi_slopes.data && !table_ && !p_.bias.data) return 0;
+    double largest = 0;
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      const double sum = std::abs(slope_ * static_cast<double>(diagonal_ - j)) +
+                         std::abs(of_table(j)) + std::abs(of_pair(j));
+      if (std::isfinite(sum)) largest = std::max(largest, sum);
+    }
+    return largest;
   }
 
  private:
+  float of_table(int64_t key) const {
+    return table_ ? table_[p_.bias_table.entry(key - diagonal_)] : 0.f;
+  }
+  float of_pair(int64_t key) const {
+    const BiasView& t = p_.bias;
+    return t.data ? load_float(t.data, t.dtype, of_row_ + key * t.stride_key) : 0.f;
+  }
+
   const Problem& p_;
   const float slope_;       // of ALiBi
   const int64_t diagonal_;  // i'
+  const float* table_;      // of the head; null: none
+  const int64_t of_row_;    // into the bias
 };
 
 // What dropout makes of the weights of one row: 0, or more of those that are kept.

@@ -73,7 +73,8 @@ class Added(unittest.TestCase):
             self.assertEqual(text.count(f"  {line}"), 2, line)
 
     def test_tvm_ffi(self):
-        self.assertEqual(self.made(generator.tvm_signatures).count("side plain slopes"), 3)  # and of a call on a cache
+        text = self.made(generator.tvm_signatures).replace('"\n    "', "")
+        self.assertEqual(text.count("side plain slopes"), 3)  # and of a call on a cache
 
     def test_what_a_list_places_comes_once(self):
         names = list(self.headers.expanded("forward", "q mask_alignment mask …", True))
@@ -101,6 +102,27 @@ class Added(unittest.TestCase):
         self.assertEqual(generator.schema(headers, "forward"), generator.schema(self.before, "forward"))
         made = generator.python_fields(headers)
         self.assertEqual(made.count('"most": None'), 2)  # of attention and of attention_with_kv_cache
+
+    def test_dimensions_that_may_be_one(self):
+        field = """  /** [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float16, bfloat16 or float32: of pairs. Any strides. All zero: none. */
+  flash3_tensor pairs;
+"""
+        gradient = """  flash3_tensor pairs; /**< as there */
+  /** Written: [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of pairs: its gradient. The shape of pairs, which must be given. */
+  flash3_tensor dpairs;
+"""
+        text = generator.header_text()
+        headers = generator.Headers(with_fields(with_fields(text, "forward", field), "backward", gradient))
+        table = generator.field_table(headers)
+        words = calls.SHAPES["[1 or batch, 1 or heads_q, 1 or seq_q, seq_k]"]
+        self.assertEqual(table.count(f'FLASH3_FIELD(pairs, .shapes = "{words}", .any_strides = true)'), 2)
+        self.assertEqual(table.count(f'FLASH3_FIELD(dpairs, .is_written = true, .shapes = "{words}", .like = "pairs")'), 1)
+        self.assertIn("  BiasView pairs;\n", generator.added_views(headers))
+        self.assertEqual(headers.gradients()["pairs"], "dpairs")
+        with self.assertRaisesRegex(SystemExit, "dpairs has the shape of pairs, which is no field of it"):
+            generator.Headers(with_fields(text, "backward", gradient.partition("\n")[2]))
+        with self.assertRaisesRegex(SystemExit, "dpairs is a tensor whose comment"):  # a dtype of another than its shape is of
+            generator.Headers(with_fields(with_fields(text, "forward", field), "backward", gradient.replace("dtype of pairs", "dtype of q")))
 
     def test_tensors_need_a_description(self):
         def headers_with(comment):

@@ -29,6 +29,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh  # noqa: E402
 
 import flash3  # noqa: E402
+from added_examples import examples  # noqa: E402
 from flash3._fields import ADDED  # noqa: E402
 
 B, S, D = 4, 12, 16
@@ -191,11 +192,13 @@ def cases(mesh):
 
     @add("tensors that the headers have gained")
     def _():
-        for name, shapes in ADDED["forward"].items():
-            for shape, where in itertools.product(set(shapes.split()) - {"rows", "state"}, (BATCH, HEADS)):
-                x = torch.rand(8) if shape == "heads" else torch.rand(B, 8)
-                q, k, v = (x.detach() for x in tensors(8, 4))
-                own = Replicate() if where == BATCH and shape == "heads" else Shard(0 if where == BATCH or shape == "heads" else 1)
+        q, k, v = (x.detach() for x in tensors(8, 4))
+        for name in ADDED["forward"]:
+            for (shape, x), where in itertools.product(examples(name, B, 8, q.shape[1], k.shape[1]).items(), (BATCH, HEADS)):
+                x, dims = torch.from_numpy(x), {"heads": " h", "batch_heads": "bh", "hd": " h", "d": "  "}.get(shape, "bh")
+                dim = dims.find("b" if where == BATCH else "h")
+                dim = dim - (dims[0] == " ") if dim >= 0 else dim
+                own = Replicate() if dim < 0 or x.shape[dim] == 1 else Shard(dim)
                 given = [distribute_tensor(x, mesh, [where] * mesh.ndim) for x in (q, k, v)]
                 sharded = distribute_tensor(x, mesh, [own] * mesh.ndim)
                 with no_communication():

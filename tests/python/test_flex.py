@@ -245,6 +245,7 @@ def test_a_block_mask_is_brought_over_once(counted):
     assert len(counted) == 1 and torch.equal(outs[0], outs[2])
     flex_attention(q[:1], k[:1], v[:1], block_mask=block_mask, enable_gqa=True)
     assert len(counted) == 2
+    gc.collect()
     before = len(_mask_kept._made)
     del block_mask
     counted.clear()

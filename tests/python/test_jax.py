@@ -22,7 +22,8 @@ if not (pathlib.Path(flash3.__file__).parent / "libflash3_jax.so").exists():
     pytest.skip("flash3 was built without jaxlib's headers", allow_module_level=True)
 
 from flash3 import _jax
-from flash3._fields import ADDED
+from added_examples import examples
+from flash3._fields import ADDED, GRADIENTS
 from flash3.jax import dot_product_attention
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -162,8 +163,7 @@ def test_tensors_that_the_headers_have_gained(place, device, name):
     q, k, v = make("float32", (2, 20, 4, 16), (2, 30, 2, 16), (2, 30, 2, 16))
     options = {"causal": True, "mask_alignment": "top_left"}
     plain = flash3.attention(q, k, v, **options)
-    for shape in set(ADDED["forward"][name].split()) - {"rows", "state"}:
-        x = torch.linspace(0.01, 0.5, 8).reshape(2, 4)[:1 if shape == "heads" else 2].squeeze()
+    for x in map(torch.from_numpy, examples(name, 2, 4, 20, 30).values()):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         wanted = flash3.attention(*leaves, **options, deterministic=True, **{name: x})
         assert (wanted - plain).abs().max() > 1e-3
@@ -175,10 +175,16 @@ def test_tensors_that_the_headers_have_gained(place, device, name):
         np.testing.assert_array_equal(np.asarray(out), wanted.detach().numpy())
         for got, gradient in zip(pull(2 * out), torch.autograd.grad(wanted.square().sum(), leaves)):
             np.testing.assert_allclose(np.asarray(got), gradient.numpy(), atol=1e-5)
+        if name in GRADIENTS:
+            x.requires_grad_()
+            _, pull = jax.vjp(lambda x: call(*arrays, x), to_jax(x.detach()))
+            of_x, = torch.autograd.grad(flash3.attention(q, k, v, **options, **{name: x}).square().sum(), x)
+            np.testing.assert_allclose(np.asarray(pull(2 * out)[0]), of_x.numpy(), atol=1e-5)
+            x = x.detach()
         mapped = jax.vmap(call)(*(jnp.stack([a, a]) for a in arrays), jnp.stack([to_jax(x), 2 * to_jax(x)]))
         np.testing.assert_array_equal(np.asarray(mapped[0]), np.asarray(out))
         np.testing.assert_array_equal(np.asarray(mapped[1]), flash3.attention(q, k, v, **options, **{name: 2 * x}).numpy())
-    assert f"{name}, " in dot_product_attention.__doc__
+    assert f"{name} is " in dot_product_attention.__doc__ or f"{name}, " in dot_product_attention.__doc__
 
 
 def test_unknown_arguments_are_refused(place):
@@ -306,7 +312,8 @@ def test_what_is_refused():
     q, k = jnp.ones((2, 8, 4, 16)), jnp.ones((2, 9, 2, 16))
     two = jnp.array([3, 4], jnp.int32)
     for error, message, args, options in (
-            (NotImplementedError, "bias is given", (q, k, k, jnp.zeros((1, 1, 8, 9))), {}),
+            (ValueError, r"bias.shape\[1\] = 3 but q.shape\[2\] = 4", (q, k, k, jnp.zeros((1, 3, 8, 9))), {}),
+            (ValueError, "bias.ndim = 5 but it must be at most 4", (q, k, k, jnp.zeros((1, 1, 1, 8, 9))), {}),
             (ValueError, "implementation = 'cudnn'", (q, k, k), {"implementation": "cudnn"}),
             (ValueError, "q.shape.2. = 3 but k.shape.2. = 2", (q[:, :, :3], k, k), {}),
             (TypeError, "value.dtype = int32", (q, k, k.astype(jnp.int32)), {}),

@@ -88,6 +88,9 @@ def test_without_queries_or_keys(place):
                        (none, {"q_segment_ids": ids, "kv_segment_ids": ids[:, :0]})):
         assert not jnp.any(dot_product_attention(q, k, k, **options))
         assert not jnp.any(jax.grad(lambda q: dot_product_attention(q, k, k, **options).sum())(q))
+    lengths = jnp.zeros(2, jnp.int32)
+    for options in ({"q_segment_ids": ids[:, :0]}, {"q_segment_ids": ids[:, :0], "kv_segment_ids": ids[:, :0]}):
+        assert dot_product_attention(none, none, none, key_value_seq_lengths=lengths, **options).shape == none.shape
     for options in ({"mask": jnp.ones((2, 4, 0, 3), bool)}, {"mask": jnp.ones((1, 3), bool)},
                     {"q_segment_ids": ids[:, :0], "kv_segment_ids": ids}):
         assert dot_product_attention(none, q, q, **options).shape == none.shape
@@ -271,6 +274,65 @@ def test_shard_map_of_masks(device):
     assert done.returncode == 0 and done.stdout == "equal\n", done.stdout + done.stderr
 
 
+# ---- with lengths ----
+
+LENGTHS = {"query_seq_lengths": [T, 77], "key_value_seq_lengths": [130, S]}
+
+
+def given_lengths(*names):
+    """The lengths as jax's function takes them, and as top_left() does."""
+    return ({name: jnp.array(LENGTHS[name], jnp.int32) for name in names},
+            {"lengths_q" if name[0] == "q" else "lengths_k": LENGTHS[name] for name in names})
+
+
+@pytest.mark.parametrize("names", [("query_seq_lengths",), ("key_value_seq_lengths",), tuple(LENGTHS)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, T, S), (1, 1, T, S), (2, 1, 1, S), (2, 4, T, 1)], ids=str)
+def test_masks_with_lengths(place, names, shape):
+    mask = drawn(*shape)
+    lengths, wanted = given_lengths(*names)
+    check(place[0], SHAPES, {"mask": mask.numpy(), **lengths}, {"mask": mask, **wanted})
+    check(place[-1], SHAPES, {"mask": mask.numpy(), "local_window_size": (60, 9), **lengths}, {"mask": mask, "window": (60, 9), **wanted})
+
+
+@pytest.mark.parametrize("lengths", [([S, 190], None), (None, [S, 190]), ([S, 190], [120, 201]), ([0, 201], [120, 0]), "shared"], ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}])
+def test_segments_of_one_array_with_lengths(place, lengths, options):
+    """Query i is of segment q_segment_ids[i], whatever the lengths; and one array of both lengths counts as two equal ones."""
+    of_q, of_k = ([S, 190],) * 2 if lengths == "shared" else lengths
+    array = lambda x: None if x is None else jnp.array(x, jnp.int32)
+    arrays = [array(of_q)] * 2 if lengths == "shared" else [array(of_q), array(of_k)]
+    shapes = [(2, S, 4, 16), (2, S, 2, 16), (2, S, 2, 16)]
+    for ids in (IDS, IDS[:1]):
+        check(place[0], shapes, {**options, "q_segment_ids": ids, **dict(zip(LENGTHS, arrays))},
+              {**options, "mask": same(ids, ids), "lengths_q": of_q, "lengths_k": of_k})
+
+
+@pytest.mark.parametrize("ids", [IDS, IDS[:1]], ids=len)
+def test_padding_has_no_segment(place, ids):
+    """Ids after a length are not read, though they are those of keys that do not lie beside them."""
+    of_queries = np.array([[9] * 30 + [4] * 40 + [9] * 9 + [77] * 60, [3] * 10 + [2] * 3 + [-7] * 126], np.int32)
+    lengths, wanted = given_lengths("key_value_seq_lengths")
+    padded = np.broadcast_to(ids, IDS.shape).copy()
+    padded[0, 130:] = np.resize([4, 9, 77], S - 130)
+    check(place[0], SHAPES, {"q_segment_ids": of_queries, "kv_segment_ids": padded, **lengths}, {"mask": same(of_queries, padded), **wanted})
+
+
+def test_vmap_of_masks_with_lengths(place):
+    q, k, v = (x.reshape(3, 2, *x.shape[1:]) for x in map(to_jax, make(place[0], (6, T, 4, 16), (6, S, 2, 16), (6, S, 2, 16))))
+    lengths = jnp.array([[S, 3], [130, 0], [1, 200]], jnp.int32)
+    ids = jnp.asarray(np.sort(np.random.default_rng(0).integers(0, 5, (2, 2, T)), -1), jnp.int32)
+    mask = jnp.asarray(drawn(T, S).numpy())
+
+    def loss(q, k, v, lengths, given):
+        return jnp.square(dot_product_attention(q, k, v, key_value_seq_lengths=lengths, **given).astype(jnp.float32)).sum()
+    for given in ({"mask": mask}, {"mask": mask[None, :, :1]}, {"q_segment_ids": ids[0], "kv_segment_ids": jnp.pad(ids[1], ((0, 0), (0, S - T)))}):
+        call = jax.value_and_grad(lambda *x: loss(*x, given), (0, 1, 2))
+        got = jax.jit(jax.vmap(call))(q, k, v, lengths)
+        wanted = jax.tree.map(lambda *parts: jnp.stack(parts), *(call(q[i], k[i], v[i], lengths[i]) for i in range(3)))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2e-2, atol=1e-2),
+                     got, wanted)
+
+
 # ---- with other options ----
 
 def test_fp8_has_masks_on_a_cpu():
@@ -299,15 +361,10 @@ def test_what_is_refused_of_masks():
             (ValueError, r"^mask.shape\[-2\] = 7 but seq_q = 8", {"mask": mask[..., 1:, :]}),
             (ValueError, r"^mask.shape\[-3\] = 2 but heads_q = 4", {"mask": jnp.ones((2, 8, 9), bool)}),
             (ValueError, r"^mask.shape\[-4\] = 3 but batch = 2", {"mask": jnp.ones((3, 1, 8, 9), bool)}),
-            (NotImplementedError, "^mask is given and query_seq_lengths is given; .*hide the keys",
-             {"mask": mask, "query_seq_lengths": lengths}),
-            (NotImplementedError, "^mask is given and key_value_seq_lengths is given", {"mask": mask, "key_value_seq_lengths": lengths}),
-            (NotImplementedError, "^q_segment_ids is given and key_value_seq_lengths is given; .*an id of its own",
-             {**both, "key_value_seq_lengths": lengths}),
+            (ValueError, r"^key_value_seq_lengths is int32\[1\] but it must be int32\[2\]", {"mask": mask, "key_value_seq_lengths": lengths[1:]}),
             (NotImplementedError, "^mask is given and q_segment_ids is given; a call has one mask", {"mask": mask, **both}),
             (NotImplementedError, "^mask is given and compute = 'fp8' is given", {"mask": mask, "compute": "fp8"}),
             (NotImplementedError, "^mask is given and compute = 'fp8' is given", {**both, "compute": "fp8"}),
-            (NotImplementedError, "^bias is given", {"bias": mask.astype(jnp.float32), "mask": mask}),
             (ValueError, "^kv_segment_ids is given but q_segment_ids is None; they belong together", {"kv_segment_ids": kv_ids}),
             (ValueError, "^kv_segment_ids is None, which stands for q_segment_ids, but seq_q = 8 and seq_k = 9", {"q_segment_ids": q_ids}),
             (ValueError, "^kv_segment_ids is q_segment_ids but seq_q = 8 and seq_k = 9", {"q_segment_ids": q_ids, "kv_segment_ids": q_ids}),

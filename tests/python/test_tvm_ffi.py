@@ -10,6 +10,7 @@ import pytest
 
 import flash3
 from flash3 import arrays
+from added_examples import examples
 from flash3._fields import ADDED
 
 LIBRARY = os.environ.get("FLASH3_TVM_FFI_LIBRARY")
@@ -64,10 +65,9 @@ def test_tensors_that_the_headers_have_gained(named, name):
     q, k, v = make()
     out, lse = np.empty_like(q), np.empty((2, 4, 33), np.float32)
     plain = flash3.attention(q, k, v, causal=True)
-    for shape in set(ADDED["forward"][name].split()) - {"rows"}:
-        given = {name: np.linspace(0.01, 0.5, 8, dtype=np.float32).reshape(2, 4)[:1 if shape == "heads" else 2].squeeze()}
-        if shape == "state":
-            given = {"dropout_p": 0.3, name: np.array([5, -6])}
+    states = [np.array([5, -6])] if name == "dropout_state" else []
+    for x in [*examples(name, 2, 4, 33, 33).values(), *states]:
+        given = {name: x, **({"dropout_p": 0.3} if states else {})}
         named.forward(q, k, v, out, lse, causal=True, **given)
         wanted, wanted_lse = flash3.attention(q, k, v, causal=True, return_lse=True, **given)
         np.testing.assert_array_equal(out, wanted)

@@ -4,6 +4,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "cases/added_tensors.hpp"
 #include "cases/internals.hpp"
 #include "oracle/attention_ref.hpp"
 
@@ -20,6 +21,11 @@ void fill_with(const std::vector<double>& values, const flash3_tensor& to) {
     for (int64_t d = 0; d < to.shape[to.ndim - 1]; ++d)
       store_float(to.data, to.dtype, row + d, static_cast<float>(values[next++]));
   });
+}
+
+flash3_tensor added_gradient(const Case& c, const ParamField& field,
+                             const CaseSequences& sequences) {
+  return c.want_dadded ? added_view(c, field, sequences) : flash3_tensor{};
 }
 
 // out and lse as a forward call would have left them, but for its errors.
@@ -45,8 +51,10 @@ void place_nan(const flash3_tensor& t, int64_t batch, int64_t seq, int64_t head,
 }  // namespace
 
 BackwardViews BackwardTensors::views() const {
-  return {q.view,    k.view,  v.view,  out.view, lse.view,   dout.view,
-          dlse.view, dq.view, dk.view, dv.view,  dsink.view, extra.views()};
+  BackwardViews views{q.view,    k.view,  v.view,  out.view, lse.view,   dout.view,
+                      dlse.view, dq.view, dk.view, dv.view,  dsink.view, extra.views()};
+  for (size_t i = 0; i < added.all.size(); ++i) views.added.all[i] = added.all[i].view;
+  return views;
 }
 
 BackwardTensors make_backward_tensors(const Case& c, int oracle_threads) {
@@ -65,6 +73,13 @@ BackwardTensors make_backward_tensors(const Case& c, int oracle_threads) {
   t.extra = std::move(forward.extra);
   if (c.sink != Sink::kNone && c.want_dsink)
     t.dsink = make_vector(t.extra.sink.view.dtype, c.heads_q);
+
+  t.added.visit(
+      [&](const ParamField& field, GuardedTensor& to) {
+        const flash3_tensor view = added_gradient(c, field, sequences);
+        if (view.ndim > 0) to = guard(view, c.layout_of(TensorName::kLse).offset);
+      },
+      t.added);
 
   fill_random(t.dout.view, Distribution::kNormal, gradient_seed(c));
   if (c.want_dlse) {
@@ -98,6 +113,9 @@ flash3_backward_params make_backward_params(const Case& c, const BackwardViews& 
   p.dq = views.dq, p.dk = views.dk, p.dv = views.dv;
   p.dsink = views.dsink;
   set_options(c, views.extra, &p);
+  views.added.visit(
+      [&](const ParamField& field, const flash3_tensor& view) { *field.tensor(&p) = view; },
+      views.added);
   p.deterministic = c.deterministic;
   return p;
 }
@@ -119,6 +137,10 @@ flash3_backward_params make_backward_question(const Case& c) {
   if (c.want_dlse) views.dlse = g.lse;
   views.extra = extra_of(f);
   if (c.want_dsink) views.dsink = f.sink;
+  const CaseSequences sequences = make_sequences(c);
+  views.added.visit([&](const ParamField& field,
+                        flash3_tensor& view) { view = added_gradient(c, field, sequences); },
+                    views.added);
   return make_backward_params(c, views);
 }
 

@@ -6,10 +6,32 @@
 
 namespace flash3::cases {
 
+// The gradients of the tensors that flash3.h has gained, a T each; all zero or empty: not wanted.
+template <class T>
+struct AddedGradients {
+  static consteval size_t count() {
+    size_t count = 0;
+    for (const ParamField& field : added_fields<flash3_backward_params>())
+      count += field.kind == FieldKind::kTensor && field.is_written;
+    return count;
+  }
+  std::array<T, count()> all{};
+
+  // Calls visit(field, T&) for each of one, or visit(field, T&, U&) for those of two.
+  template <class Visit, class... Gradients>
+  static void visit(const Visit& visit, Gradients&... gradients) {
+    size_t i = 0;
+    for (const ParamField& field : added_fields<flash3_backward_params>())
+      if (field.kind == FieldKind::kTensor && field.is_written)
+        visit(field, gradients.all[i]...), ++i;
+  }
+};
+
 struct BackwardViews {
   flash3_tensor q{}, k{}, v{}, out{}, lse{}, dout{}, dlse{}, dq{}, dk{}, dv{};
   flash3_tensor dsink{};
   ExtraViews extra{};
+  AddedGradients<flash3_tensor> added{};
 };
 
 struct BackwardTensors {
@@ -19,6 +41,7 @@ struct BackwardTensors {
   GuardedTensor dq, dk, dv;
   GuardedTensor dsink;  // empty if it is not wanted
   ExtraTensors extra;
+  AddedGradients<GuardedTensor> added;
 
   BackwardViews views() const;
 };

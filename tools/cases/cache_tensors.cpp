@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cases/internals.hpp"
+#include "cases/mask.hpp"
 #include "cases/memory.hpp"
 #include "cases/sequences.hpp"
 
@@ -196,6 +197,7 @@ Case without_cache(Case c) {
   c.page_size = c.append = 0;
   c.batch_idx = c.leftpad = c.append_packed = c.rotary_offsets = c.used_k = false;
   c.rotary = Rotary::kNone;
+  c.mask = {};  // of the keys of a cache
   return c;
 }
 
@@ -223,6 +225,7 @@ std::array<GuardedTensor, kCacheFieldCount> make_cache_fields(const Case& c, con
 ExtraTensors make_cache_extra(const Case& c, const CachePlan& plan) {
   const Case queries = without_cache(c);
   ExtraTensors extra = make_extra_tensors(queries, make_sequences(queries));
+  extra.mask = make_host_mask(c);
   uint64_t next = uint64_t{1} << 43;
   for (const auto& [name, scales] :
        {std::pair{TensorName::kK, &extra.k_scale}, {TensorName::kV, &extra.v_scale}}) {
@@ -276,6 +279,7 @@ flash3_forward_params make_cache_question(const Case& c) {
   p.k = cache_view(c, plan, c.head_dim), p.v = cache_view(c, plan, c.head_dim_v);
   ExtraViews extra = extra_of(p);
   extra.cu_seqlens_k = extra.seqused_k = {};
+  extra.mask = question_mask(c);
   extra.k_scale = scales_view(c, plan, TensorName::kK);
   extra.v_scale = scales_view(c, plan, TensorName::kV);
   return make_cache_params(c, p.q, p.k, p.v, p.out, p.lse, extra, field_views(c, plan));

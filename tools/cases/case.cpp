@@ -157,6 +157,7 @@ bool option(std::string_view text, Case* c) {
   if (text == "dlse") return c->backward = c->want_dlse = true;
   if (text == "deterministic") return c->backward = c->deterministic = true;
   if (text == "nodsink") return c->backward = true, c->want_dsink = false, true;
+  if (text == "dadded") return c->backward = c->want_dadded = true;
   if (text == "gradfp32") return c->backward = c->float32_gradients = true;
   if (text == "sink") return c->sink = Sink::kFloat32, true;
   if (text == "sink16") return c->sink = Sink::k16, true;
@@ -254,6 +255,7 @@ std::string to_id(const Case& c) {
   if (c.want_dlse) id += "/dlse";
   if (c.deterministic) id += "/deterministic";
   if (!c.want_dsink) id += "/nodsink";
+  if (c.want_dadded) id += "/dadded";
   if (c.float32_gradients) id += "/gradfp32";
   return id;
 }
@@ -285,7 +287,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "headscales, blockscales, out<dtype>, fp8, sums1, sums2, quantize, noq, nok, nov, rotate, "
       "rotary, "
       "rotary2, bwd, dlse, "
-      "deterministic, nodsink, gradfp32, "
+      "deterministic, nodsink, dadded, gradfp32, "
       "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "
       "<q, k or v>:<scales>, <option>=<n>, <tensor>=<heads or rows>)"};
   constexpr size_t kRequired = 7;

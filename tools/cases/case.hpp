@@ -177,8 +177,9 @@ struct Case {
 
   bool backward = false;   // "bwd"; those below are of a backward call, and say so by themselves
   bool want_dlse = false;  // "dlse": a gradient of lse is given
-  bool deterministic = false;      // "deterministic"
-  bool want_dsink = true;          // "nodsink": the sink's gradient is not wanted
+  bool deterministic = false;  // "deterministic"
+  bool want_dsink = true;      // "nodsink": the sink's gradient is not wanted
+  bool want_dadded = false;    // "dadded": those of the tensors of `added` are, where there are any
   bool float32_gradients = false;  // "gradfp32": dq, dk and dv of 16-bit tensors in float32
 
   flash3_dtype dtype_of_out() const {

@@ -379,15 +379,27 @@ GradientChecks check_gradients(const Case& c, const BackwardViews& got,
   GradientChecks checks{check("dq", got.dq, {ref.dq, ref.dq_bound}, rules_of(got.dq, rules.q)),
                         check("dk", got.dk, {ref.dk, ref.dk_bound}, rules_of(got.dk, rules.k)),
                         check("dv", got.dv, {ref.dv, ref.dv_bound}, rules_of(got.dv, rules.k)),
+                        {},
                         {}};
   if (c.sink != Sink::kNone && c.want_dsink)
     checks.dsink = check("dsink", got.dsink, {ref.dsink, ref.dsink_bound}, {{}});
+  got.added.visit(
+      [&](const ParamField& field, const flash3_tensor& tensor) {
+        if (tensor.ndim == 0) return;
+        const std::string name(field.name);
+        const ReferenceValues& values = ref.added.at(field.name);
+        checks.added.emplace_back(name,
+                                  check(name.c_str(), tensor, {values.values, values.bound}, {{}}));
+      },
+      got.added);
   return checks;
 }
 
 std::string GradientChecks::failure() const {
   for (const TensorCheck* part : {&dq, &dk, &dv, &dsink})
     if (!part->failure.empty()) return part->failure;
+  for (const auto& [name, part] : added)
+    if (!part.failure.empty()) return part.failure;
   return "";
 }
 

@@ -91,7 +91,8 @@ std::vector<RowRule> output_rules(const Case& c, const CaseSequences& sequences)
 
 struct GradientChecks {
   TensorCheck dq, dk, dv, dsink;
-  std::string failure() const;  // the first; "" if all passed
+  std::vector<std::pair<std::string, TensorCheck>> added;  // by name
+  std::string failure() const;                             // the first; "" if all passed
 };
 
 // Host tensors of a backward case.

@@ -206,6 +206,7 @@ Case key_of(const Case& c) {
   key.lengths = c.lengths, key.tokens = c.tokens, key.draw = c.draw, key.front = c.front;
   key.packed_q = c.packed_q, key.packed_k = c.packed_k, key.max_known = c.max_known;
   key.used_q = c.used_q, key.used_k = c.used_k;
+  key.page_size = c.page_size, key.batch_idx = c.batch_idx;
   return key;
 }
 

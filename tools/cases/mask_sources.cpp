@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "cases/cache_tensors.hpp"
 #include "cases/mask.hpp"
 #include "cases/sequences.hpp"
 
@@ -186,6 +187,10 @@ void add_lengths(const Case& c, const CaseSequences& sequences, flash3_mask_para
     return known ? std::min(s.max_length, s.rows) : s.rows;
   };
   p->seq_q = longest(sequences.q), p->seq_k = longest(sequences.k);
+  if (c.has_cache()) {
+    const CachePlan plan = make_cache_plan(c);
+    p->seq_k = plan.max_pages > 0 ? plan.max_pages * plan.rows : plan.rows;
+  }
   const auto index = [](const std::vector<int32_t>& values) {
     return values.empty() ? flash3_tensor{}
                           : shape_of(FLASH3_INT32, {static_cast<int64_t>(values.size())});

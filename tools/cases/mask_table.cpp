@@ -51,14 +51,7 @@ struct Dims {
 constexpr Dims kDims[] = {{64, 64}, {128, 128}, {256, 256}, {96, 40},
                           {33, 72}, {192, 128}, {160, 160}};
 
-// Which lengths a batch has.
-struct Ragged {
-  bool packed_q, packed_k, used_q, used_k, max_known;
-};
-constexpr Ragged kRagged[] = {{true, true, false, false, true},  {false, false, true, true, true},
-                              {true, false, false, true, true},  {true, true, true, true, true},
-                              {true, true, false, false, false}, {false, true, true, false, true},
-                              {false, false, false, true, true}};
+constexpr size_t kPackings = 15;  // which lengths a batch has: any of four, and at least one
 constexpr Lengths kLengths[] = {Lengths::kRandom, Lengths::kEdges, Lengths::kGiant, Lengths::kEmpty,
                                 Lengths::kRandom};
 
@@ -100,9 +93,11 @@ void add_ragged(Level level, std::span<const flash3_dtype> dtypes, bool backward
         c.heads_q = heads.q, c.heads_k = heads.k;
         const Dims& dims = kDims[(i / 2 + round) % std::size(kDims)];
         c.head_dim = dims.qk, c.head_dim_v = dims.v;
-        const Ragged& ragged = kRagged[(i + 3 * round) % std::size(kRagged)];
-        c.packed_q = ragged.packed_q, c.packed_k = ragged.packed_k;
-        c.used_q = ragged.used_q, c.used_k = ragged.used_k, c.max_known = ragged.max_known;
+        // In four rounds each source meets all of them, and so does each band.
+        const size_t packing = 1 + (i + i / std::size(kBands) + 7 * round) % kPackings;
+        c.packed_q = packing & 1, c.packed_k = packing & 2;
+        c.used_q = packing & 4, c.used_k = packing & 8;
+        c.max_known = i % 4 != 2 || !(c.packed_q || c.packed_k);
         c.lengths = kLengths[(i / 3 + round) % std::size(kLengths)];
         set_band(band, &c);
         add_options(i, backward, &c);

@@ -242,6 +242,7 @@ void draw_backward(Draw& d, Case* c) {
   c->want_dlse = d.percent(35);
   c->deterministic = d.percent(40);
   c->want_dsink = c->sink == Sink::kNone || d.percent(80);
+  c->want_dadded = d.percent(50);
   c->float32_gradients = c->dtype != FLASH3_FLOAT32 && d.percent(20);
 }
 
@@ -335,6 +336,15 @@ void draw_data_mask(Draw& d, Case* c) {
   if (c->mask.source == CaseMaskSource::kRanges) c->mask.ranges = d.between(1, 8);
   if (c->mask.source == CaseMaskSource::kBlocks)
     c->mask.block_rows = d.of(kBlocks), c->mask.block_keys = d.of(kBlocks);
+}
+
+// Whether the lists of a mask are no larger than a test can hold. Where the caller knows no longest
+// sequence, they have room for one that is as long as all together.
+bool fits_data_mask(const Case& c) {
+  if (!c.is_ragged() || c.max_known) return true;
+  const int64_t rows_q = c.packed_q ? c.batch * c.seq_q : c.seq_q;
+  const int64_t rows_k = c.packed_k ? c.batch * c.seq_k : c.seq_k;
+  return c.batch * c.heads_q * rows_q * rows_k <= int64_t{1} << 22;
 }
 
 // A field's own draw, so that a new field changes no other's.
@@ -432,9 +442,9 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (may_be_cache && may_rotate(c)) c.rotate = d.percent(c.has_cache() || c.kv8 ? 25 : 4);
   if (!c.quantize && c.is_ragged()) c.fill = d.percent(30);
   draw_added(d, &c);
-  const bool may_have_mask = !c.quantize && (!c.is_ragged() || c.max_known) && !c.has_cache() &&
-                             !c.qv && !c.latent && !c.tree && !c.fp8 &&
-                             c.distribution != Distribution::kSpecial;
+  const bool may_have_mask = !c.quantize && !c.leftpad && c.append == 0 && !c.qv && !c.latent &&
+                             !c.tree && !c.fp8 && c.distribution != Distribution::kSpecial &&
+                             fits_data_mask(c);
   if (may_have_mask && d.percent(25)) draw_data_mask(d, &c);
   draw_dropout(d, &c);
   return c;

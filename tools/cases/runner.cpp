@@ -30,8 +30,9 @@ std::string expect(const Case& c, const CacheTensors& before, const RunOptions& 
   ForwardProblem problem;
   if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok())
     return s.message();
-  expected->call.ref = attention_ref(problem, options.oracle_threads);
-  if (options.naive || needs_naive(c)) attention_naive(problem, options.oracle_threads);
+  const MaskPairs* const pairs = t.call.extra.mask_pairs();
+  expected->call.ref = attention_ref(problem, options.oracle_threads, pairs);
+  if (options.naive || needs_naive(c)) attention_naive(problem, options.oracle_threads, pairs);
   append_ref(problem);
   expected->k = std::move(t.call.k), expected->v = std::move(t.call.v);
   if (!options.naive && !needs_naive(c)) return "";
@@ -122,34 +123,50 @@ struct Uploads {
         dk(memory, host.dk),
         dv(memory, host.dv),
         dsink(memory, host.dsink),
-        extra(memory, host.extra) {}
+        extra(memory, host.extra) {
+    added.reserve(host.added.all.size());
+    for (const GuardedTensor& tensor : host.added.all) added.emplace_back(memory, tensor);
+  }
   NamedUploads inputs() const {
     return {{"q", &q},     {"k", &k},       {"v", &v},      {"out", &out},
             {"lse", &lse}, {"dout", &dout}, {"dlse", &dlse}};
   }
-  NamedUploads gradients() const {
-    return {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"dsink", &dsink}};
-  }
   BackwardViews views() const {
-    return {q.view(),    k.view(),  v.view(),  out.view(), lse.view(),   dout.view(),
-            dlse.view(), dq.view(), dk.view(), dv.view(),  dsink.view(), extra.views()};
+    BackwardViews views{q.view(),    k.view(),  v.view(),  out.view(), lse.view(),   dout.view(),
+                        dlse.view(), dq.view(), dk.view(), dv.view(),  dsink.view(), extra.views()};
+    for (size_t i = 0; i < added.size(); ++i) views.added.all[i] = added[i].view();
+    return views;
+  }
+  // In this order.
+  Outputs outputs() {
+    Outputs outputs;
+    outputs.add("dq", dq), outputs.add("dk", dk), outputs.add("dv", dv);
+    outputs.add("dsink", dsink);
+    size_t i = 0;
+    AddedGradients<GuardedTensor> names;
+    names.visit(
+        [&](const ParamField& field, GuardedTensor&) {
+          Upload& upload = added[i++];
+          if (!upload.host().bytes.empty()) outputs.add(field.name, upload);
+        },
+        names);
+    return outputs;
   }
   Upload q, k, v, out, lse, dout, dlse, dq, dk, dv, dsink;
   ExtraUploads extra;
+  std::vector<Upload> added;  // gradients
 };
 
-// The gradients that a call left, with all that lies around them.
-struct Gradients {
-  GuardedTensor dq, dk, dv, dsink;
-};
-
-Gradients unwritten_gradients(const BackwardTensors& t) {
-  return {clone(t.dq), clone(t.dk), clone(t.dv), clone(t.dsink)};
-}
-
-BackwardViews with_gradients(BackwardViews views, const Gradients& g) {
-  views.dq = g.dq.view, views.dk = g.dk.view, views.dv = g.dv.view;
-  views.dsink = g.dsink.view;
+// The views with the gradients that a call left.
+BackwardViews with_gradients(BackwardViews views, const NamedTensors& got) {
+  for (const auto& [name, tensor] : got) {
+    const auto take = [&, of = name](std::string_view field, flash3_tensor& view) {
+      if (field == of) view = tensor->view;
+    };
+    take("dq", views.dq), take("dk", views.dk), take("dv", views.dv), take("dsink", views.dsink);
+    views.added.visit([&](const ParamField& field, flash3_tensor& view) { take(field.name, view); },
+                      views.added);
+  }
   return views;
 }
 
@@ -171,6 +188,11 @@ void keep_worse(const GradientChecks& now, CheckResult* result) {
   keep(now.dk, &result->dk);
   keep(now.dv, &result->dv);
   keep(now.dsink, &result->dsink);
+  result->added.resize(now.added.size());
+  for (size_t i = 0; i < now.added.size(); ++i) {
+    result->added[i].first = now.added[i].first;
+    keep(now.added[i].second, &result->added[i].second);
+  }
   result->failure = now.failure();
 }
 
@@ -189,33 +211,27 @@ CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& o
   Uploads device(memory, host);
   if (!call.prepare(make_backward_params(c, device.views()))) return result;
 
-  Upload* const outputs[] = {&device.dq, &device.dk, &device.dv, &device.dsink};
+  Outputs outputs = device.outputs();
   for (int run = 0; run < options.repeat; ++run) {
     if (run > 0) {
-      for (Upload* output : outputs) output->restore();
+      outputs.restore();
       call.workspace().restore();
     }
     if (!call.run()) return result;
     if (run > 0 && c.deterministic) {
       result.failure =
-          find_difference(run, device.gradients(), call.workspace(), device.inputs(), device.extra);
+          find_difference(run, outputs.uploads(), call.workspace(), device.inputs(), device.extra);
       if (!result.passed()) return result;
       continue;
     }
 
-    Gradients now = unwritten_gradients(host);
-    device.dq.download(&now.dq);
-    device.dk.download(&now.dk);
-    device.dv.download(&now.dv);
-    device.dsink.download(&now.dsink);
+    outputs.download();
     result.failure =
-        find_damage({{"dq", &now.dq}, {"dk", &now.dk}, {"dv", &now.dv}, {"dsink", &now.dsink}},
-                    call.downloaded_workspace(), device.inputs(), device.extra);
+        find_damage(outputs.got(), call.downloaded_workspace(), device.inputs(), device.extra);
     if (!result.passed()) return result;
-    keep_worse(check_gradients(c, with_gradients(host.views(), now), ref), &result);
+    keep_worse(check_gradients(c, with_gradients(host.views(), outputs.got()), ref), &result);
     if (!result.passed()) return result;
-    if (c.deterministic && options.repeat > 1)
-      for (Upload* output : outputs) output->keep();
+    if (c.deterministic && options.repeat > 1) outputs.keep();
   }
   return result;
 }

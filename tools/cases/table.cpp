@@ -244,22 +244,13 @@ std::vector<Case> with_added_tensors(std::vector<Case> cases, flash3_backend bac
       if (!takes(c, choice.field)) continue;
       *c.added.find(choice.field.name) = choice.value;
       if (choice.field.name == "dropout_state") c.dropout = 0.3f;
+      c.want_dadded = c.backward;
+      c.seed += next;  // which tells dtypes and the sizes of tables
       cases.push_back(c);
       break;
     }
   }
   return cases;
-}
-
-bool goes_with(const Case& c, const ParamField& tensor) {
-  if (!tensor.is_written && c.distribution == Distribution::kSpecial) return false;
-  if (tensor.without.empty()) return true;
-  const flash3_forward_params p = make_question(c);
-  for (int64_t i = 0; i < count_words(tensor.without); ++i) {
-    const ParamField* other = find_field<flash3_forward_params>(word_at(tensor.without, i));
-    if (other && other->kind == FieldKind::kTensor && other->tensor(&p)->ndim > 0) return false;
-  }
-  return true;
 }
 
 std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) {

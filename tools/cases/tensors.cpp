@@ -9,6 +9,7 @@
 #include <numbers>
 #include <thread>
 
+#include "cases/added_tensors.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cases/internals.hpp"
 #include "cases/mask.hpp"
@@ -44,64 +45,6 @@ flash3_tensor scales_view(const Case& c, TensorName name, const SequenceLengths&
       return lse_view_of(is_packed ? 1 : c.batch, heads, blocks, c.layout_of(TensorName::kLse));
   }
   return {};
-}
-
-flash3_tensor rows_lse_view(const Case& c, TensorName name, const SequenceLengths& rows) {
-  const TensorLayout layout = c.layout_of(name);
-  return rows.cu.empty() ? lse_view_of(c.batch, c.heads_q, rows.rows, layout)
-                         : packed(lse_view_of(1, c.heads_q, rows.rows, layout));
-}
-
-flash3_tensor vector_view(flash3_dtype dtype, int64_t size) {
-  return {nullptr, dtype, 1, {size, 0, 0, 0}, {1, 0, 0, 0}};
-}
-
-// A tensor that the case has no member for, as it gives it; those of rows lie as lse does.
-flash3_tensor added_view(const Case& c, const ParamField& field, const SequenceLengths& rows) {
-  const std::string_view shape = c.added.shape_of(field);
-  if (shape.empty()) return {};
-  flash3_tensor view = shape == "heads"   ? vector_view({}, c.heads_q)
-                       : shape == "state" ? vector_view({}, 2)
-                       : shape == "batch_heads"
-                           ? flash3_tensor{{}, {}, 2, {c.batch, c.heads_q}, {c.heads_q, 1}}
-                           : rows_lse_view(c, TensorName::kLse, rows);
-  view.dtype = field.dtype == FLASH3_DTYPE_NONE ? c.dtype_of_out() : field.dtype;
-  return view;
-}
-
-// Calls visit(field, view without data, place in `extra`) for each of those that the case has.
-template <class Extras, class Visit>
-void visit_added(const Case& c, const SequenceLengths& rows, Extras* extra, const Visit& visit) {
-  Extras::visit(
-      [&](const ParamField& field, auto& to) {
-        const flash3_tensor view = added_view(c, field, rows);
-        if (view.ndim > 0) visit(field, view, to);
-      },
-      *extra);
-}
-
-// Inputs are of all sizes from N(0, 1) down to a 128th of it, those of a state any integers, and
-// outputs have the pattern. In ragged batches rows of no token are forbidden, but for those of
-// outputs that the call fills.
-void add_added(const Case& c, const SequenceLengths& rows, ExtraTensors* t) {
-  uint64_t seed = c.seed + (uint64_t{1} << 45);
-  visit_added(c, rows, t, [&](const ParamField& field, const flash3_tensor& view, auto& to) {
-    to = guard(view, c.layout_of(TensorName::kLse).offset);
-    if (c.added.shape_of(field) == "state") {
-      for (int i = 0; i < 2; ++i)
-        static_cast<int64_t*>(to.view.data)[i] = static_cast<int64_t>(mix(seed++));
-    } else if (!field.is_written) {
-      const uint64_t own = seed++;
-      uint64_t i = 0;
-      for_each_row(to.view, [&](int64_t row) {
-        for (int64_t d = 0; d < view.shape[view.ndim - 1]; ++d, ++i)
-          store_float(to.view.data, view.dtype, row + d,
-                      std::ldexp(normal_value(own, i), -static_cast<int>(mix(own ^ i) % 8)));
-      });
-    }
-    if (c.added.shape_of(field) == "rows" && c.is_ragged() && !(field.is_written && c.fill))
-      forbid_rows(&to, rows, c.batch, {RowUse::kUnused, RowUse::kOutside}, /*is_lse=*/true);
-  });
 }
 
 // Box–Muller: two values from 64 random bits.
@@ -147,6 +90,16 @@ void place_specials(const Case& c, const ForwardTensors& t) {
 }
 
 }  // namespace
+
+flash3_tensor rows_lse_view(const Case& c, TensorName name, const SequenceLengths& rows) {
+  const TensorLayout layout = c.layout_of(name);
+  return rows.cu.empty() ? lse_view_of(c.batch, c.heads_q, rows.rows, layout)
+                         : packed(lse_view_of(1, c.heads_q, rows.rows, layout));
+}
+
+flash3_tensor vector_view(flash3_dtype dtype, int64_t size) {
+  return {nullptr, dtype, 1, {size, 0, 0, 0}, {1, 0, 0, 0}};
+}
 
 int64_t element_size(flash3_dtype dtype) { return dtype_size(dtype); }
 
@@ -340,7 +293,7 @@ ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
   t.seqused_q = index(sequences.q.used), t.seqused_k = index(sequences.k.used);
   if (c.tree) t.tree_mask = make_tree_mask(c, sequences);
   t.mask = make_host_mask(c);
-  add_added(c, sequences.q, &t);
+  add_added(c, sequences, &t);
   if (c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) {
     t.q_scale = make_scales(c, TensorName::kQ, sequences.q, c.heads_q);
     t.k_scale = make_scales(c, TensorName::kK, sequences.k, c.heads_k);
@@ -408,8 +361,11 @@ flash3_forward_params make_question(const Case& c) {
   ExtraViews extra;
   extra.cu_seqlens_q = index(s.q.cu), extra.cu_seqlens_k = index(s.k.cu);
   extra.seqused_q = index(s.q.used), extra.seqused_k = index(s.k.used);
-  visit_added(c, s.q, &extra,
-              [](const ParamField&, const flash3_tensor& view, auto& to) { to = view; });
+  ExtraViews::visit(
+      [&](const ParamField& field, flash3_tensor& to) {
+        if (const flash3_tensor view = added_view(c, field, s); view.ndim > 0) to = view;
+      },
+      extra);
   if (c.sink != Sink::kNone)
     extra.sink =
         vector_view(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype_of_out(), c.heads_q);

@@ -55,6 +55,9 @@ GuardedTensor make_rows(const Case& c, TensorName name, const SequenceLengths& r
 GuardedTensor make_scales(const Case& c, TensorName name, const SequenceLengths& rows,
                           int64_t heads);
 GuardedTensor make_lse(const Case& c, TensorName name, const SequenceLengths& rows);
+// The same without memory, and one of a dimension.
+flash3_tensor rows_lse_view(const Case& c, TensorName name, const SequenceLengths& rows);
+flash3_tensor vector_view(flash3_dtype dtype, int64_t size);
 
 // Forbids the rows that are of one of these uses, and fills them, unless rows share memory.
 // is_lse: rows are the last dimension.

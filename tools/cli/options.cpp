@@ -24,7 +24,7 @@ constexpr const char kCaseHelp[] =
     "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
     "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
     "deterministic,\n"
-    "nodsink gradfp32 sink sink16 softcap<x> dropout<p> chunk<n> outfp32; a mask as data: "
+    "nodsink dadded gradfp32 sink sink16 softcap<x> dropout<p> chunk<n> outfp32; a mask as data: "
     "mask:band,\n"
     "mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>, mask:bits, mask:bitblocks,\n"
     "mask:share<percent>of<n>x<n>, mask:coins, with .b of each sequence, .h of each head;\n"

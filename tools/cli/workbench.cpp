@@ -82,6 +82,11 @@ void Workbench::prepare_backward(PreparedCase* p) {
   b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = f.lse;
   set_options(p->c, cases::extra_of(f), &b);
   if (b.dsink.ndim > 0) b.dsink.data = add_buffer(b.dsink, &p->buffers);
+  for (const ParamField& field : added_fields<flash3_backward_params>()) {
+    if (field.kind != FieldKind::kTensor || !field.is_written) continue;
+    flash3_tensor& gradient = *field.tensor(&b);
+    if (gradient.ndim > 0) gradient.data = add_buffer(gradient, &p->buffers);
+  }
 
   uint64_t seed = 3 * p->c.seed + 3;
   add_normal(seed++, &b.dout, &p->buffers);

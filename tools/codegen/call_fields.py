@@ -36,7 +36,8 @@ def field_table(headers):
                 ("is_flag", "true" if f.kind == "flag" else ""), ("is_rows", "true" if f.name in calls.ROWS.split() else ""),
                 ("dtype", f"FLASH3_{f.dtype.upper()}" if f.dtype else ""), ("words", f'"{words(headers, f)}"' if f.enum else ""),
                 ("shapes", f'"{f.shapes}"' if f.shapes else ""), ("without", f'"{f.without}"' if f.without else ""),
-                ("is_cpu_alone", "true" if f.cpu_alone else "")) if value)
+                ("like", f'"{f.like}"' if f.like else ""), ("is_cpu_alone", "true" if f.cpu_alone else ""),
+                ("any_strides", "true" if f.any_strides else "")) if value)
             lines.append(f"    FLASH3_FIELD({f.name}{options}),")
         listed = len(fields) - len(headers.added(call))
         lines += ["  };", f"  static constexpr size_t kListed = {listed};  // those that calls.py places", *added_tensors(fields, listed), "};",
@@ -72,7 +73,7 @@ def added_views(headers):
 
 def view_of(field):
     shapes = field.shapes.split()
-    return "LseView" if "rows" in shapes else "StateView" if "state" in shapes else "HeadsView"
+    return calls.VIEWS["rows" if "rows" in shapes else shapes[0]]
 
 
 def constant(name):
@@ -248,7 +249,11 @@ def python_fields(headers):
     for call in calls.CALLS:
         chosen = [f for f in headers.added_tensors(call) if not f.written]
         lines += filled(f'    "{call}": {{', [f'"{f.name}": "{f.shapes}"' for f in chosen], "},")
-    lines += ["}", "", "# What the docstrings say of such tensors, written or not.", "ABOUT = {"]
+    lines += ["}", "", "# Their gradients, where they have one.", "GRADIENTS = {"]
+    lines += [f'    "{name}": "{gradient}",' for name, gradient in headers.gradients().items()]
+    alone = [f'"{f.name}"' for f in headers.added_tensors("forward") if f.cpu_alone]
+    lines += ["}", "", "# Those that no GPU kernel takes.", *filled("CPU_ALONE = (", alone, ",)" if alone else ")")]
+    lines += ["", "# What the docstrings say of such tensors, written or not.", "ABOUT = {"]
     for f in {f.name: f for call in calls.CALLS for f in headers.added_tensors(call)}.values():
         lines += [f'    "{f.name}":', *wrapped(about_in_python(f).split(), 8, 130)]
         lines[-1] += ","
@@ -268,8 +273,9 @@ def about_in_python(field):
     text = field.about
     for c, python in (("·", "*"), ("−∞", "-inf"), ("−", "-"), ("All zero:", "None:")):
         text = text.replace(c, python)
-    shapes = " or ".join(shape for word in field.shapes.split() for shape, name in calls.SHAPES.items() if name == word)
-    return f"{shapes} {field.dtype}: {'the call writes ' if field.written else ''}{text}"
+    words = field.shapes.split()
+    shapes = " or ".join(shape.replace("·", "*") for shape, names in calls.SHAPES.items() if names.split()[0] in words)
+    return f"{shapes} {field.dtypes}: {'the call writes ' if field.written else ''}{text}"
 
 
 def python_default(headers, call, name):

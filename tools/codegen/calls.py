@@ -10,8 +10,14 @@ CALLS = ("forward", "backward", "quantize", "merge", "mask")
 # The last field of each call whose place in the functions below is written out.
 LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "workspace_size", "merge": "workspace_size", "mask": "seqused_k"}
 
-# What the shapes are called that a tensor after those may have; rows are those of lse, and packed where lse is, [heads_q, total_q].
-SHAPES = {"[heads_q]": "heads", "[batch, heads_q]": "batch_heads", "[batch, heads_q, seq_q]": "rows", "[2]": "state"}
+# What the shapes are called that a tensor after those may have; rows are those of lse, and packed where lse is, [heads_q, total_q]. Where a
+# dimension may be 1, there is a word for each choice, of the letters of those that are not: batch, heads_q, seq_q, seq_k, the distances.
+SHAPES = {"[heads_q]": "heads", "[batch, heads_q]": "batch_heads", "[batch, heads_q, seq_q]": "rows",
+          "[1 or batch, 1 or heads_q, 1 or seq_q, seq_k]": "hqk bhqk qk bqk hk bhk k bk", "[1 or heads_q, 2·D + 1]": "hd d", "[2]": "state"}
+
+# What a problem holds of a tensor with such shapes, by the first (core/tensor_view.hpp); rows may be after others.
+VIEWS = {"heads": "HeadsView", "batch_heads": "HeadsView", "rows": "LseView", "hqk": "BiasView", "hd": "BiasTableView",
+         "state": "StateView"}
 
 # The others that a call writes; k and v are only written by a call with k_new.
 WRITTEN = {"forward": "out lse", "backward": "dq dk dv dsink", "quantize": "q_out k_out v_out q_scale k_scale v_scale", "merge": "out lse",
@@ -79,6 +85,7 @@ TORCH = {
                   "batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment block_rows block_keys max_blocks "
                   "max_partial_blocks bits bit_blocks cu_seqlens_q cu_seqlens_k seqused_q seqused_k …", "(Tensor, int[])"),
 }
+TORCH["mask_data"] = (*TORCH["mask_make"][:3], "Tensor")
 
 # ---- TVM-FFI ----
 # All by position, which ends of calls rely on. mask is a mask's memory, mask_fields its numbers, and used what it needs: all three are tensors.

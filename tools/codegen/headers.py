@@ -3,8 +3,11 @@
 
 A field is read as its C type says; an int32_t whose comment begins with "1:" is a flag, and one whose comment begins with an enum's name has
 its values. The comment of a tensor that a header gains is its description. It begins with "Written: " where the call writes it, then come
-its shapes (SHAPES of calls.py), its dtype and a colon: "[heads_q] or [batch, heads_q] float32: what it means." Two of its sentences are
-rules: "Not with tree_mask, qv." names fields that may not be given beside it, and "On the CPU alone." says that no GPU kernel takes it yet.
+its shapes (SHAPES of calls.py), its dtype and a colon: "[heads_q] or [batch, heads_q] float32: what it means." The dtype may also be
+"float16, bfloat16 or float32", or that of another: "float32 or the dtype of bias". Four of its sentences are rules: "Not with tree_mask, qv."
+names fields that may not be given beside it, "On the CPU alone." says that no GPU kernel takes it yet, "Any strides." that its last dimension
+need not be contiguous, and "The shape of bias, which must be given." names a field whose shape it has. What is called dbias then is the
+gradient of bias, which has none otherwise.
 """
 import pathlib
 import re
@@ -27,8 +30,11 @@ class Field(NamedTuple):
     dtype: str = ""  # of a tensor that has one alone
     shapes: str = ""  # of a tensor that its comment describes, as calls.SHAPES has them
     without: str = ""  # the fields that it does not go with
+    like: str = ""  # the field whose shape it has
+    any_strides: bool = False  # that of the last dimension too
     cpu_alone: bool = False  # no GPU kernel takes it
     about: str = ""  # what its comment says after its shapes and dtype
+    dtypes: str = ""  # which it may have, in words
 
     @property
     def is_option(self):
@@ -77,7 +83,9 @@ def declarations(body):
     return found
 
 
-_DESCRIPTION = re.compile(r"(Written: )?(\[[^\]]*\](?: or \[[^\]]*\])*) (\w+): (.*)")
+_FLOATS = "float16, bfloat16 or float32"
+_DESCRIPTION = re.compile(rf"(Written: )?(\[[^\]]*\](?: or \[[^\]]*\])*) ({_FLOATS}|float32 or the dtype of \w+|\w+): (.*)")
+_NDIM = {"heads": {1}, "batch_heads": {2}, "rows": {2, 3}, "hqk": {4}, "hd": {2}, "state": {1}}  # packed rows have one less
 
 
 def described(comment):
@@ -85,12 +93,20 @@ def described(comment):
     match = _DESCRIPTION.fullmatch(" ".join(re.sub(r"\n\s*\*", " ", comment).split()))
     if not match:
         return {}
-    shapes = [calls.SHAPES.get(shape, "") for shape in match[2].split(" or ")]
-    if not all(shapes) or {"batch_heads", "rows"} <= set(shapes):  # packed rows have as many dimensions
+    shapes = [calls.SHAPES.get(shape, "") for shape in re.findall(r"\[[^\]]*\]", match[2])]
+    if not all(shapes):
         return {}
-    without = re.search(r"(?:^|\. )Not with ([\w, ]+)\.", match[4])
-    return {"written": bool(match[1]), "shapes": " ".join(shapes), "dtype": match[3], "about": match[4],
-            "without": without[1].replace(",", "") if without else "", "cpu_alone": "On the CPU alone." in match[4]}
+    ndim = [n for shape in shapes for n in _NDIM[shape.split()[0]]]
+    if len(ndim) > len(set(ndim)):  # which shape a tensor has would not be known
+        return {}
+    about = match[4]
+    without, like = re.search(r"(?:^|\. )Not with ([\w, ]+)\.", about), re.search(r"The shape of (\w+), which must be given\.", about)
+    of = match[3].partition("the dtype of ")[2]
+    if of and (not like or like[1] != of):
+        return {}
+    return {"written": bool(match[1]), "shapes": " ".join(shapes), "dtype": "" if of or match[3] == _FLOATS else match[3], "about": about,
+            "without": without[1].replace(",", "") if without else "", "cpu_alone": "On the CPU alone." in about,
+            "like": like[1] if like else "", "any_strides": "Any strides." in about, "dtypes": match[3]}
 
 
 def fields_of(text, enums):
@@ -122,9 +138,11 @@ def fields_of(text, enums):
 
 
 def check_rules(headers):
-    """What a tensor does not go with is a field."""
+    """What a tensor does not go with is a field, and what its shape is of."""
     for call in calls.CALLS:
         for f in headers.added(call):
+            if f.like and not headers.field(call, f.like):
+                raise SystemExit(f"flash3_{call}_params.{f.name} has the shape of {f.like}, which is no field of it")
             for other in f.without.split():
                 if not headers.field("forward", other):
                     raise SystemExit(f"flash3_{call}_params.{f.name} does not go with {other}, which is no field of flash3_forward_params")
@@ -150,6 +168,10 @@ class Headers:
 
     def added_tensors(self, call):
         return [f for f in self.added(call) if f.kind == "tensor"]
+
+    def gradients(self):
+        """{tensor: its gradient}, of those that the headers have gained."""
+        return {f.like: f.name for f in self.added_tensors("backward") if f.written and f.like and f.name == f"d{f.like}"}
 
     def expanded(self, call, names, results, context=False):
         """A list of calls.py, with what the headers have gained since and the list neither places nor leaves out itself; results: tensors

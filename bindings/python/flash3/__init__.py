@@ -15,6 +15,7 @@ It holds::
     merge                one result of parts of the keys, each with its out and lse
     quantize             FP8 tensors with scales, of 16-bit tensors, for attention
     masks                masks as data, for mask= of attention: documents, neighborhoods, blocks of keys, booleans
+    t5_table             the bias_table of T5's relative positions, for attention
     supported, explain   whether a call would run here, and by which kernel
     backends, version    what this machine has, and which library this is
     arrays               the C calls, with memory for results from the caller
@@ -43,5 +44,6 @@ if _torch_operators is not None:
     from . import masks
     from ._flex import flex_attention
     from ._sdpa import sdpa, sdpa_override
+    from ._tables import t5_table
 
-    __all__ += ["sdpa", "sdpa_override", "flex_attention", "masks"]
+    __all__ += ["sdpa", "sdpa_override", "flex_attention", "masks", "t5_table"]

@@ -3,7 +3,7 @@
 import torch
 from torch.autograd import forward_ad
 
-from ._fields import ADDED, OPTIONS, SIGNATURES
+from ._fields import ADDED, GRADIENTS, OPTIONS, SIGNATURES
 from ._mask import check_mask
 from ._options import MAY_BE_NONE, number_of, number_of_word, refuse_unknown, scale_or_default, seed_of, window_sides
 from .arrays import check_schedule
@@ -107,7 +107,7 @@ _ADDED = frozenset(ADDED["forward"])
 
 
 def refuse_added_gradients(arguments):
-    """Of tensors that the C headers have gained: those that a call reads have no gradient."""
+    """Of tensors that the C headers have gained: tangents, and gradients of those that have none."""
     if _ADDED.isdisjoint(arguments):
         return
     for name in _ADDED.intersection(arguments):
@@ -116,7 +116,7 @@ def refuse_added_gradients(arguments):
             continue  # the operator says so
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(f"{name} has a tangent but flash3 has no forward-mode derivatives")
-        if torch.is_grad_enabled() and x.requires_grad:
+        if name not in GRADIENTS and torch.is_grad_enabled() and x.requires_grad:
             raise NotImplementedError(f"{name}.requires_grad = True but flash3 has no gradient of it; give it {name}.detach()")
 
 

@@ -97,7 +97,7 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         block_mask: None; torch's BlockMask; or a mask of flash3.masks, made or not. The mask that flash3 makes from a BlockMask
             (flash3.masks.from_block_mask) is kept with it. It is made again if the BlockMask's tensors, its mask_mod or tensors that
             the mask_mod uses have changed, and at each call if the mask_mod uses objects whose changes are not visible, such as an
-            instance of a class. Under torch.compile(fullgraph=True) pass a mask that is already made.
+            instance of a class. torch.compile does so outside of its graph: with fullgraph=True pass a mask of flash3.masks.
         scale: what scores are multiplied by; None: 1/sqrt(dim).
         enable_gqa: query may have a multiple of key's heads.
         return_lse: return (out, lse); torch prefers return_aux.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _jax_mask, _library as _c
-from ._fields import ADDED, OPTIONS
+from ._fields import ADDED, GRADIENTS, OPTIONS
 
 MINIMUM_JAX = (0, 7)
 DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn")
@@ -91,7 +91,8 @@ def check(tensors, options):
     for name, x in described.items():
         setattr(params, name, x)
     if source:
-        params.mask = ctypes.pointer(_jax_mask.question(source, tensors["q"], tensors["k"], fields))
+        lengths = {name: described[name] for name in _c.MASK_LENGTHS if name in described}
+        params.mask = ctypes.pointer(_jax_mask.question(source, lengths, tensors["q"], tensors["k"], fields))
     _c.check(_c.lib.flash3_forward_supported(ctypes.byref(params)))
 
 
@@ -196,20 +197,23 @@ def attention(options, inputs):
 
 
 def _attention_forward(options, inputs):
+    differentiated = {name: None for name in GRADIENTS if name in inputs and inputs[name].perturbed}  # its keys are kept, as a structure
+    inputs = {name: x.value for name, x in inputs.items()}
     if is_fp8(inputs["q"]):
         raise NotImplementedError('FP8 has no gradients; compute="fp8" takes 16-bit tensors and has theirs')
     out, lse = _run_forward(inputs, options, True)
-    return (out, lse if options.with_lse else None), (inputs, out, lse)
+    return (out, lse if options.with_lse else None), (inputs, out, lse, differentiated)
 
 
 def _attention_backward(options, saved, cotangents):
-    inputs, out, lse = saved
-    tensors = {**given(dout=cotangents[0], dlse=cotangents[1]), **inputs, "out": out, "lse": lse}
-    wanted = [name for name in ("q", "k", "v", "sink") if name in inputs]
+    inputs, out, lse, differentiated = saved
+    dout, dlse = (None if isinstance(x, jax.custom_derivatives.SymbolicZero) else x for x in cotangents)
+    tensors = {**given(dout=jnp.zeros_like(out) if dout is None else dout, dlse=dlse), **inputs, "out": out, "lse": lse}
+    wanted = [name for name in ("q", "k", "v", "sink") if name in inputs] + list(differentiated)
     results = {f"d{name}": _shape_like(name) for name in wanted}
     attributes = options.attributes_of("backward")
     made = dict(zip(wanted, _call("flash3_backward", tuple(tensors), results, attributes)(*tensors.values())))
     return ({name: made.get(name) for name in inputs},)
 
 
-attention.defvjp(_attention_forward, _attention_backward)
+attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the masks of flash3.jax are made from: a source of flash3/mask.h as JAX's arrays, of which each call makes its mask."""
-import ctypes
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import _library as _c
-from ._fields import Mask, MaskParams
+from ._fields import MaskParams
+from ._mask import described
 
 SOURCES = ("dense", "documents", "ranges")
 _BAND = ("window_left", "window_right", "mask_alignment")
@@ -47,17 +46,38 @@ def _ids(name, ids, batch, of_call, size):
     return ids
 
 
-def of_segments(q_ids, kv_ids, batch, seq_q, seq_k):
+def of_segments(q_ids, kv_ids, lengths, batch, seq_q, seq_k):
     """{name: source} of the segments that queries and keys are of; kv_ids None, or q_ids itself: both have the same."""
     if q_ids is None:
         raise ValueError("kv_segment_ids is given but q_segment_ids is None; they belong together")
     q = _ids("q_segment_ids", q_ids, batch, "seq_q", seq_q)
     if kv_ids is not None and kv_ids is not q_ids:
-        return {"ranges": _ranges(q, _ids("kv_segment_ids", kv_ids, batch, "seq_k", seq_k))}
+        kv = _ids("kv_segment_ids", kv_ids, batch, "seq_k", seq_k)
+        return {"ranges": _ranges(q, kv if lengths[1] is None else _without_padding(kv, lengths[1]))}
     if seq_q != seq_k:
         what = "None, which stands for q_segment_ids," if kv_ids is None else "q_segment_ids"
         raise ValueError(f"kv_segment_ids is {what} but seq_q = {seq_q} and seq_k = {seq_k}; they must be the same")
+    if lengths[0] is not lengths[1]:  # documents counts queries from the last key
+        return {"ranges": _runs(q)}
     return {"documents": q}
+
+
+def _runs(ids):
+    """[1 or batch, 1, 2, seq] int32: the keys of a query's run of equal ids."""
+    batch, seq = ids.shape
+    places = jnp.arange(seq, dtype=jnp.int32)
+    is_first = jnp.ones((batch, seq), bool).at[:, 1:].set(ids[:, 1:] != ids[:, :-1])
+    is_last = jnp.ones((batch, seq), bool).at[:, :-1].set(is_first[:, 1:])
+    begins = jax.lax.cummax(jnp.where(is_first, places, 0), 1)
+    ends = jax.lax.cummin(jnp.where(is_last, places + 1, seq), 1, reverse=True)
+    return jnp.stack((begins, ends), 1)[:, None]
+
+
+def _without_padding(ids, lengths):
+    """ids for each sequence, where padding, which no query sees, has the last key's: so an id's keys still lie together."""
+    ids = jnp.broadcast_to(ids, (len(lengths), ids.shape[1]))
+    last = jnp.take_along_axis(ids, jnp.clip(lengths - 1, 0)[:, None], 1, mode="clip")
+    return jnp.where(jnp.arange(ids.shape[1]) < lengths[:, None], ids, last)
 
 
 def _ranges(q_ids, kv_ids):
@@ -79,38 +99,30 @@ def _ranges(q_ids, kv_ids):
 
 
 def source_of(mask, q_ids, kv_ids, lengths, batch, heads_q, seq_q, seq_k):
-    """{name: source} of what a call is given, empty without a mask; lengths: {name: lengths or None}."""
+    """{name: source} of what a call is given, empty without a mask; lengths: those of queries and keys, or None."""
     given = [name for name, x in (("mask", mask), ("q_segment_ids", q_ids), ("kv_segment_ids", kv_ids)) if x is not None]
     if not given:
         return {}
     if mask is not None and len(given) > 1:
         raise NotImplementedError(f"mask is given and {given[1]} is given; a call has one mask, so let mask hide the other segments")
-    for name, x in lengths.items():
-        if x is not None:
-            instead = "let it hide the keys after the length" if mask is not None else "give what comes after the length an id of its own"
-            raise NotImplementedError(f"{given[0]} is given and {name} is given; a mask is for sequences of one length: {instead}")
     if mask is not None:
         return of_mask(mask, batch, heads_q, seq_q, seq_k)
-    return of_segments(q_ids, kv_ids, batch, seq_q, seq_k)
+    return of_segments(q_ids, kv_ids, lengths, batch, seq_q, seq_k)
 
 
-def question(source, q, k, options):
-    """The mask of a call as far as it is known when the call is traced, for the library's questions, which checks the source first.
+def question(source, lengths, q, k, options):
+    """The mask of a call as far as it is known when the call is traced, for the library's questions. The library checks the source first.
 
-    source: {name: ctypes' Tensor}; options: {the C interface's name: value}.
+    source, lengths: {name: ctypes' Tensor}; options: {the C interface's name: value}.
     """
     batch, seq_q, heads_q, _ = q.shape
-    same = {"seq_q": seq_q, "seq_k": k.shape[1], **{name: options[name] for name in _BAND}}
-    params = MaskParams(struct_size=ctypes.sizeof(MaskParams), batch=batch, heads_q=heads_q, window=1, **same)
-    for name, x in source.items():
+    params = MaskParams(backend=_c.BACKENDS["cpu"], batch=batch, heads_q=heads_q, seq_q=seq_q, seq_k=k.shape[1], window=1,
+                        **{name: options[name] for name in _BAND})
+    for name, x in {**source, **lengths}.items():
         if name == "dense" and x.shape[2] == 1:
             x.shape[2], x.stride[2] = seq_q, 0
         setattr(params, name, x)
-    size = ctypes.c_size_t()
-    _c.check(_c.lib.flash3_mask_size(ctypes.byref(params), ctypes.byref(size)))
-    (name, x), = source.items()
-    return Mask(size=size.value, batch=x.shape[0], heads=1 if name == "documents" else x.shape[1],
-                ranges=x.shape[2] // 2 if name == "ranges" else 1, granularity=128, **same)
+    return described(params)
 
 
 def is_copied(name, x, is_mapped, batch):

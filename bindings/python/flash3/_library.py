@@ -5,7 +5,7 @@ import pathlib
 import re
 
 from ._build import NAME
-from ._fields import (DTYPE_OF, WORDS, BackwardParams, ForwardParams, MaskParams, MergeParams, QuantizeParams, Schedule,  # noqa: F401
+from ._fields import (DTYPE_OF, WORDS, BackwardParams, ForwardParams, Mask, MaskParams, MergeParams, QuantizeParams, Schedule,  # noqa: F401
                       Tensor)
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -36,7 +36,7 @@ def _load():
     forward = ctypes.POINTER(ForwardParams)
     lib.flash3_forward_schedule.argtypes = [forward, ctypes.POINTER(Schedule)]
     lib.flash3_forward_schedule_size.argtypes = [forward, ctypes.POINTER(ctypes.c_size_t)]
-    lib.flash3_mask_size.argtypes = [ctypes.POINTER(MaskParams), ctypes.POINTER(ctypes.c_size_t)]
+    lib.flash3_mask_describe.argtypes = [ctypes.POINTER(MaskParams), ctypes.POINTER(Mask)]
     lib.flash3_plan_workspace.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
     lib.flash3_plan_explain.argtypes = [ctypes.c_void_p, *text]
     lib.flash3_plan_destroy.argtypes, lib.flash3_plan_destroy.restype = [ctypes.c_void_p], None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mask: which keys each query sees, as lists that any number of calls read (flash3/mask.h)."""
+import ctypes
 from typing import NamedTuple
 
-from . import _fields
+from . import _fields, _library
 
 
 class Mask(NamedTuple):
@@ -46,4 +47,12 @@ def as_c(mask, memory_of):
     for name, given in mask._asdict().items():
         if name != "data" and getattr(made, name) != given:  # ctypes cuts off what does not fit
             raise ValueError(f"mask.{name} = {given} but it must be as make() gives it, which fits its field")
+    return made
+
+
+def described(params):
+    """The C interface's mask of these params, without memory."""
+    params.struct_size = ctypes.sizeof(params)
+    made = _fields.Mask()
+    _library.check(_library.lib.flash3_mask_describe(ctypes.byref(params), ctypes.byref(made)))
     return made

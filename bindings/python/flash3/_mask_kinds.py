@@ -56,10 +56,12 @@ def band(*, causal=False, window=None, chunk=0, mask_alignment="bottom_right"):
 
 def _ids_of_lengths(lengths, seq, device):
     """[batch, seq] int64: which of the lengths, one after the other, each place is in; what is left has the number after the last one."""
-    lengths = integers("lengths", lengths, device)
+    given, lengths = lengths, integers("lengths", lengths, device)
     check_dims("lengths", lengths, "[documents] or [batch, documents]", 1, 2)
     lengths = torch.atleast_2d(lengths)
     ends = lengths.cumsum(1)
+    if seq is None and isinstance(given, (list, tuple)):  # a compiler cannot read it from the tensor
+        seq = max([sum(own) for own in (given if given and isinstance(given[0], (list, tuple)) else [given])])
     if seq is None:
         seq = int(ends[:, -1].max()) if ends.numel() else 0
     places = torch.arange(size_of("seq_k", seq), device=ends.device)

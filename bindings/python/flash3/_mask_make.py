@@ -7,6 +7,7 @@ from ._mask import Mask, check_mask
 from ._mask_kept import kept
 from ._mask_lengths import NO_LENGTHS, Lengths, with_band
 from ._mask_sources import Band, MaskSource
+from ._mask_traced import is_traced, traced
 
 _make = _torch.operators.mask_make.default
 _used = _torch.operators.mask_used.default
@@ -53,11 +54,13 @@ def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=Non
         like = torch.empty(0, device=device)
 
     def made(blocks, partial_blocks):
+        if is_traced(like):
+            return traced(like, *tensors, **named, **sizes, max_blocks=blocks, max_partial_blocks=partial_blocks)
         data, fields = _run(_make, like, *tensors, **named, **sizes, max_blocks=blocks, max_partial_blocks=partial_blocks)
         return Mask(data, *fields)
 
-    if max_blocks is not None:
-        return made(max_blocks, max_partial_blocks or 0)
+    if max_blocks is not None or is_traced(like):
+        return made(max_blocks or 0, max_partial_blocks or 0)
     needed = needs(made(1, 1))
     return made(*(max(n, 1) for n in needed))  # 0 stands for the most that there can be
 
@@ -84,10 +87,11 @@ def _rows_of(q, k, options):
     return rows
 
 
-@torch.compiler.disable
 def _made(source, band, rows_q, rows_k, device, lengths):
     def made():
         return make(source if band.is_none() else with_band(source, band, rows_q, rows_k, lengths), rows_q, rows_k, device, lengths=lengths)
+    if torch.compiler.is_compiling():  # a graph makes its masks each time that it runs
+        return made()
     parts = (*source.tensors(), *lengths.given().values())
     return kept(source, parts, (band, rows_q, rows_k, device, lengths.key(), kept_on(device, "mask", source)), made)
 

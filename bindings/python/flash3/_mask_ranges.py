@@ -34,8 +34,7 @@ def normalised(ranges, seq_k=None):
     ends = ends.masked_fill(empty, 0).gather(2, order)
     reached = ends.cummax(2).values
     # A range that begins after the end of all before it opens a new one; the others are added to the one that is open.
-    opens = torch.ones_like(begins, dtype=torch.bool)
-    opens[:, :, 1:] = begins[:, :, 1:] > reached[:, :, :-1]
+    opens = begins > torch.nn.functional.pad(reached[:, :, :-1], (0, 0, 1, 0), value=-1)
     place = opens.long().cumsum(2) - 1
     begins = torch.full_like(begins, _LAST).scatter_reduce(2, place, begins, "amin")
     ends = torch.zeros_like(ends).scatter_reduce(2, place, ends, "amax")

@@ -60,6 +60,14 @@ def ranges_of(rows, batch, heads, seq_q, seq_k, device):
     return _mask_ranges.normalised(_mask_ranges.cut(made, most))
 
 
+def bits_of_pairs(rows, batch, heads, seq_q, seq_k, device):
+    """The mask as a bit for each pair, [batch, heads, seq_q, ceil(seq_k / 8)]. Nothing is read from the device."""
+    made = torch.zeros(batch, heads, seq_q, -(-seq_k // 8), dtype=torch.uint8, device=device)
+    for b, h, i in parts(batch, heads, seq_q, seq_k):
+        made[b, h, i] = packed(torch.nn.functional.pad(rows(b, h, i), (0, -seq_k % 8)))
+    return made
+
+
 def _blocks_of(visible):
     """[batch, heads, blocks of queries, blocks of keys, BLOCK, BLOCK] of rows of whole blocks; pairs past the end are as their neighbours
     are, so that they make no full block a partial one."""

@@ -54,7 +54,7 @@ class _Axis:
 
 def _places(axes):
     """The place of each token along each dimension, the last dimension fastest."""
-    tokens = torch.arange(math.prod(a.length for a in axes), device=axes[0].first.device)
+    tokens = torch.arange(math.prod([a.length for a in axes]), device=axes[0].first.device)
     places = []
     for axis in reversed(axes):
         places.append(tokens % max(axis.length, 1))
@@ -85,8 +85,8 @@ def _ranges(axes):
 
 
 def _ranges_needed(axes):
-    last = max((d for d, axis in enumerate(axes) if not axis.is_whole), default=0)
-    return math.prod(a.kernel for a in axes[:last]) * (axes[last].kernel if axes[last].dilation > 1 else 1)
+    last = max([0, *(d for d, axis in enumerate(axes) if not axis.is_whole)])
+    return math.prod([a.kernel for a in axes[:last]]) * (axes[last].kernel if axes[last].dilation > 1 else 1)
 
 
 def neighborhood(shape, kernel, stride=1, dilation=1, is_causal=False, *, device=None):

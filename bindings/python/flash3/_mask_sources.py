@@ -39,7 +39,7 @@ class Band(NamedTuple):
         if self.top_left != other.top_left or len(chunks) > 1:
             return None
         narrower = lambda a, b: max(a, b) if min(a, b) < 0 else min(a, b)
-        return Band(narrower(self.left, other.left), narrower(self.right, other.right), max(chunks, default=0), self.top_left)
+        return Band(narrower(self.left, other.left), narrower(self.right, other.right), max({0, *chunks}), self.top_left)
 
     def ranges(self, seq_q, seq_k, device):
         """[1, 1, 2, seq_q] int32: the keys of each query."""
@@ -240,7 +240,8 @@ class MaskSource:
         It lists blocks of 128 queries by 128 keys: 16 bytes for each block in which a pair is seen, and another 2 KiB for a block that
         is neither full nor one range of keys for each query. The number of blocks is known only after they are made. So the lists are
         made twice, and this waits for the first pass, which counts. With max_blocks it does not wait. A mask that needs more room
-        than max_blocks is left empty: no query sees any key, and flash3.masks.needs returns what it needs.
+        than max_blocks is left empty: no query sees any key, and flash3.masks.needs returns what it needs. In a graph of torch.compile a mask
+        without max_blocks has the largest possible room.
 
         Args:
             seq_q, seq_k: of the calls, or where their tensors are packed total_q and total_k; None: those of the source.
@@ -328,9 +329,12 @@ class MaskSource:
 
 
 def _of_ranges(ranges, seq_q, seq_k):
-    """A mask of normalised ranges; None if there are too many of them, which is read from the device where it is not sure."""
+    """A mask of normalised ranges; None if there are too many of them, which is read from the device where it is not sure, or in a graph
+    where there may be too many."""
     n = _mask_ranges.count(ranges)
     if n > _mask_ranges.MOST:
+        if torch.compiler.is_compiling():
+            return None
         begins, ends = _mask_ranges.unpack(ranges)
         counts = (begins < ends).sum(2)
         n = max(1, int(counts.max()) if counts.numel() else 0)
@@ -341,6 +345,8 @@ def _of_ranges(ranges, seq_q, seq_k):
 
 def of_rows(rows, batch, heads, seq_q, seq_k, device):
     """A mask of ranges or of bits, from a function of three slices (_mask_rows)."""
+    if torch.compiler.is_compiling():  # what would be read from the device is not known in a graph
+        return MaskSource("bits", bits=_mask_rows.bits_of_pairs(rows, batch, heads, seq_q, seq_k, device), seq_q=seq_q, seq_k=seq_k)
     ranges = _mask_rows.ranges_of(rows, batch, heads, seq_q, seq_k, device)
     if ranges is not None:
         return MaskSource("ranges", ranges=ranges, seq_q=seq_q, seq_k=seq_k)

@@ -8,16 +8,19 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from . import _overrides
 from ._dropout import draw_state
+from ._fields import CPU_ALONE
 from ._support import WITH_GRADIENTS as _MOST
 from ._mask_kept import kept
 from ._mask_make import kept_on
 from ._mask_sources import MaskSource
 from ._options import number_of
-from ._torch import autocast, is_sharded, run_forward, why_not_kind
+from ._torch import autocast, run_forward
+from ._torch_kinds import is_sharded, why_not_kind
 
-# ---- a bool attn_mask, as a mask of flash3 ----
+# ---- an attn_mask: of bool, as a mask of flash3; of floats, as its bias ----
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_BIASES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def why_not_mask(q, k, v, attn_mask, is_causal):
@@ -25,17 +28,45 @@ def why_not_mask(q, k, v, attn_mask, is_causal):
 
     What records or transforms a call sees calls with torch's tensors: a mask that is made of their values would be taken for a constant.
     """
-    if not isinstance(attn_mask, torch.Tensor) or attn_mask.dtype != torch.bool:
-        return f"attn_mask is of {getattr(attn_mask, 'dtype', type(attn_mask).__name__)}; flash3 takes one of bool"
-    if torch.compiler.is_compiling():
-        return "attn_mask is given in what torch.compile traces"
+    dtype = getattr(attn_mask, "dtype", type(attn_mask).__name__)
+    if dtype is not torch.bool and dtype not in _BIASES or not isinstance(attn_mask, torch.Tensor):
+        return f"attn_mask is of {dtype}; flash3 takes one of bool, float16, bfloat16 and float32"
     if is_causal:
         return "attn_mask is given and is_causal"
+    if dtype is not torch.bool:  # a bias: its values are not looked at
+        return _why_not_bias(q, attn_mask)
+    if torch.compiler.is_compiling():
+        return "attn_mask is given in what torch.compile traces"
     if type(attn_mask) is not torch.Tensor or not all(type(x) in _PLAIN for x in (q, k, v)) or attn_mask.layout is not torch.strided:
         return "attn_mask is given, and not all are plain tensors"
     if torch._C._are_functorch_transforms_active() or torch.jit.is_tracing() or _get_current_dispatch_mode() is not None:
         return "attn_mask is given, and something traces or transforms the call"
     return None
+
+
+def _why_not_bias(q, attn_mask):
+    if "bias" in CPU_ALONE and not q.is_cpu:
+        return f"attn_mask is of {attn_mask.dtype}, which flash3 takes on the CPU alone"
+    if (reason := why_not_kind(type(attn_mask))) is not None:
+        return reason
+    if attn_mask.layout is not torch.strided or attn_mask.is_nested:
+        return "attn_mask is no plain tensor"
+    if type(q) is not type(attn_mask) and (is_sharded(type(q)) or is_sharded(type(attn_mask))):
+        return "query or attn_mask is a DTensor and the other is not"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "attn_mask is given, and torch.func transforms the call"
+    return None
+
+
+def _bias(attn_mask, batch, seq_k):
+    """An attn_mask of floats as flash3's bias, [1 or batch, 1 or heads, 1 or seq_q, seq_k]; batch: q's dimensions before heads."""
+    x = attn_mask[(None,) * (len(batch) + 3 - attn_mask.dim())]
+    if x.dim() == 3:
+        x = x[None]
+    elif x.dim() > 4:
+        front = batch if any(n != 1 for n in x.shape[:-3]) else x.shape[:-3]
+        x = x.expand(*front, -1, -1, -1).flatten(0, -4)
+    return x.expand(-1, -1, -1, seq_k)
 
 
 def why_not_shape(q, k, attn_mask):
@@ -201,7 +232,8 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
 
     Arguments, shapes ([…, heads, seq, dim]) and meaning are torch's; is_causal is aligned to the top left corner. A bool attn_mask
     becomes a mask of flash3 (flash3.masks). It is kept with the tensor until torch's version counter says that the tensor, or the one that it
-    is a view of, has changed; what is written through x.data or numpy is not counted. A query that sees no key gets 0.
+    is a view of, has changed; what is written through x.data or numpy is not counted. An attn_mask of float16, bfloat16 or float32 becomes
+    flash3's bias, with its gradient. A query that sees no key gets 0.
 
     dropout_p is computed on a CPU, but not of DTensors: torch's generator seeds it, but other weights are dropped than by torch.
 
@@ -230,7 +262,9 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     arguments = {"heads_first": True}
-    if attn_mask is not None:
+    if attn_mask is not None and attn_mask.dtype is not torch.bool:
+        arguments["bias"] = _bias(attn_mask, shape[:-3], key.shape[-2])
+    elif attn_mask is not None:
         mask = mask_of(attn_mask, query, key)
         arguments["mask"], arguments["mask_fields"] = mask.data, mask.fields
     if scale is not None:

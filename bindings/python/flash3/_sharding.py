@@ -12,6 +12,8 @@ from ._torch import operators
 # What becomes of a tensor along one dimension of the mesh.
 _WHOLE, _BATCH, _HEADS, _QUERY_HEADS = "whole", "batch", "heads", "query heads"  # the last: of the query heads of one KV head
 _OF_QUERIES = ("q", "qv", "out", "dout", "dq")
+# Of tensors whose dimensions may be 1, by the first word for their shapes: which of them are of the batch and of heads.
+_DIMS = {"hqk": {_BATCH: 0, _HEADS: 1}, "hd": {_HEADS: 0}}
 _RESULTS = {"forward": ("out", "lse"), "inference": ("out",), "backward": ("dq", "dk", "dv", "dsink")}
 
 
@@ -57,6 +59,9 @@ class _Problem:
             name = "sink" if "sink" in self._tensors else "none"
         if kind == _WHOLE or name == "none":
             return Replicate()
+        if name in ADDED["forward"] and ADDED["forward"][name].split()[0] in _DIMS:
+            dim = _DIMS[ADDED["forward"][name].split()[0]].get(_BATCH if kind == _BATCH else _HEADS)
+            return Replicate() if dim is None or self._tensors[name].shape[dim] == 1 else Shard(dim)
         if kind == _BATCH:
             return Replicate() if name in ("sink", *ADDED["forward"]) and ndim == 1 or name.endswith("_scale") and ndim == 1 else Shard(0)
         if kind == _QUERY_HEADS and name in ("dk", "dv"):

@@ -4,16 +4,16 @@ kernels: fake kernels, gradients, and exceptions of the right type."""
 import re
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
+from . import _added_gradients
 from ._arguments import arguments_of, refuse_added_gradients, signed, with_defaults
 from ._build import NAME
-from ._fields import RESULTS, TENSORS
+from ._fields import GRADIENTS, RESULTS, TENSORS
 from ._library import CANCELLED, CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
 from ._support import WITH_GRADIENTS
 from ._options import scale_shape
+from ._torch_kinds import is_sharded, why_not_kind
 
 MINIMUM_TORCH = (2, 10)
 
@@ -138,24 +138,26 @@ def save_forward(ctx, q, k, v, arguments, out, lse):
     ctx.set_materialize_grads(False)
 
 
-def gradients(ctx, dout, dlse):
-    """dq, dk, dv and dsink."""
+def gradients(ctx, dout, dlse, wanted=()):
+    """dq, dk, dv and dsink, and those of wanted, of GRADIENTS."""
     q, k, v, out, lse, *optional = ctx.saved_tensors
     if dout is None and dlse is None:
-        return None, None, None, None
+        return (None,) * (4 + len(wanted))
     if out.dtype != q.dtype:  # of a call that computed in FP8: its gradients are those of the 16-bit tensors
         out, dout = out.to(q.dtype), None if dout is None else dout.to(q.dtype)
     if dout is None:
         dout = torch.zeros_like(out)
     arguments = {name: x for name, x in (*ctx.others.items(), *zip(ctx.names, optional)) if name in _OF_BACKWARD}
     try:
-        dq, dk, dv, dsink = _run_backward((dout, dlse, q, k, v, out, lse), arguments)
+        dq, dk, dv, dsink, *added = _run_backward((dout, dlse, q, k, v, out, lse), arguments, wanted)
     except RuntimeError as error:
         raise translated(error) from None
-    return dq, dk, dv, dsink if "sink" in ctx.names else None
+    return dq, dk, dv, dsink if "sink" in ctx.names else None, *added
 
 
-def _run_backward(tensors, arguments):
+def _run_backward(tensors, arguments, wanted=()):
+    if wanted:
+        return _added_gradients.run(wanted, tensors, arguments)
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         return _TransformedBackward.apply(*tensors, *with_defaults(_backward, arguments, len(tensors)))
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
@@ -176,7 +178,9 @@ def _save_forward(ctx, inputs, output):
 
 
 def _forward_gradient(ctx, dout, dlse):
-    of_inputs = dict(zip(("q", "k", "v", "sink"), gradients(ctx, dout, dlse)))
+    needed = dict(zip(_OF_FORWARD, ctx.needs_input_grad))
+    wanted = tuple(name for name in GRADIENTS if needed.get(name))
+    of_inputs = dict(zip(("q", "k", "v", "sink", *wanted), gradients(ctx, dout, dlse, wanted)))
     return tuple(of_inputs.get(name) if needed else None for name, needed in zip(_OF_FORWARD, ctx.needs_input_grad))
 
 
@@ -184,8 +188,7 @@ torch.library.register_autograd(f"{NAME}::forward", _forward_gradient, setup_con
 
 
 def _no_second_gradient(ctx, *gradients):
-    raise NotImplementedError("flash3 has no second derivatives: the gradients of its backward are not implemented; torch has them, for "
-                              "scaled_dot_product_attention in torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
+    raise NotImplementedError(_added_gradients.NO_SECOND)
 
 
 def _no_gradient_of_codes(ctx, *gradients):
@@ -241,16 +244,18 @@ class _Recorded(torch.autograd.Function):
     """What the operator's own autograd kernel does, at a third of its cost: torch makes that one for any operator."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, arguments):  # the sink is in arguments too, where autograd does not see it
+    def forward(ctx, q, k, v, sink, arguments, wanted=(), *added):  # sink and added are in arguments too, where autograd does not see them
         out, lse = _attend_now(q, k, v, arguments)
         if not _WRITTEN.isdisjoint(arguments):
             arguments = {name: x for name, x in arguments.items() if name not in _WRITTEN}
         save_forward(ctx, q, k, v, arguments, out, lse)
+        ctx.wanted = wanted
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        return (*(g if needed else None for g, needed in zip(gradients(ctx, dout, dlse), ctx.needs_input_grad)), None)
+        made = gradients(ctx, dout, dlse, ctx.wanted)
+        return (*(g if needed else None for g, needed in zip(made[:4], ctx.needs_input_grad)), None, None, *made[4:])
 
 
 # Function.apply without its Python part, which is for torch.func's transforms.
@@ -330,33 +335,6 @@ def check_companions(name, first, **others):
             raise ValueError(f"{other}.device = {x.device} but {name}.device = {device}; all tensors must be on one device")
 
 
-# Kinds of tensors, and whether the operators take them: None, or why not. Subclasses of Tensor may do anything with an operator.
-_kinds = dict.fromkeys((torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor))
-
-
-def why_not_kind(kind):
-    """None, or why tensors of this class are not for the operators; of DTensor it makes known how they are sharded."""
-    if kind not in _kinds:
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        _kinds[kind] = f"a tensor is a {name}, which flash3 does not know"
-        if name == "torch.distributed._functional_collectives.AsyncCollectiveTensor":  # waits, and is a plain one then
-            _kinds[kind] = None
-        if name == "torch.distributed.tensor.DTensor":
-            from ._sharding import register
-            _kinds[kind] = register()
-    return _kinds[kind]
-
-
-why_not_kind._dynamo_marked_constant = True  # what torch.compiler.assume_constant_result does, which would import all of the compiler
-
-
-def is_sharded(kind):
-    return f"{kind.__module__}.{kind.__qualname__}" == "torch.distributed.tensor.DTensor"
-
-
-is_sharded._dynamo_marked_constant = True
-
-
 def _refuse_shards(**tensors):
     """Of a call that writes memory of the caller's."""
     written = next(name for name in RESULTS["forward"] if name in tensors)
@@ -384,22 +362,27 @@ def run_forward(q, k, v, arguments, with_lse=True):
     if qv is not None:
         _refuse_qv_gradients(q=q, k=k, v=v, sink=sink, qv=qv)
     refuse_added_gradients(arguments)
+    added = _added_gradients.differentiated(arguments)
+    if added and q.dtype == FP8:
+        raise NotImplementedError(f"{added[0]}.requires_grad = True but q.dtype = float8_e4m3fn; {_NO_FP8_GRADIENTS}")
+    if added and qv is not None:
+        raise NotImplementedError(f"{added[0]}.requires_grad = True but qv is given; {_NO_QV_GRADIENTS}")
     writes = [] if _WRITTEN.isdisjoint(arguments) else [name for name in RESULTS["forward"] if name in arguments]
     if writes:
         _refuse_shards(q=q, k=k, v=v, **arguments)
     if torch.compiler.is_compiling():
-        if writes and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sink)):
+        if writes and torch.is_grad_enabled() and (added or any(x is not None and x.requires_grad for x in (q, k, v, sink))):
             raise NotImplementedError(f"{writes[0]} is given but a graph of torch.compile has no gradients of a call that writes it; "
                                       "without fullgraph the call runs outside of the graph")
         return _attend_by_operator(q, k, v, arguments, _forward)
     try:
-        if is_differentiated(q, k, v, sink):
+        if added or is_differentiated(q, k, v, sink):
             _refuse_wide_gradients(q=q, v=v)
             if torch._C._are_functorch_transforms_active():
                 if writes:
                     raise NotImplementedError(f"{writes[0]} is given but torch.func's transforms have no gradients of a call that writes it")
                 return _Transformed.apply(q, k, v, *with_defaults(_forward, arguments, 3))
-            return _record(q, k, v, sink, arguments)
+            return _record(q, k, v, sink, arguments, added, *map(arguments.__getitem__, added))
         return _attend_now(q, k, v, arguments, with_lse)
     except RuntimeError as error:
         if writes and "Batching rule not implemented" in str(error):
@@ -426,8 +409,10 @@ def attention_backward(dout, q, k, v, out, lse, options):
     arguments = arguments_of("attention_backward", options)
     _refuse_sharded_mask(q, arguments)
     why_not_kind(type(q))
+    tensors = dout, arguments.pop("dlse", None), q, k, v, out, lse
+    added = {name: arguments.pop(name) for name in GRADIENTS.values() if name in arguments}
     try:
-        dq, dk, dv, dsink = _backward(dout, arguments.pop("dlse", None), q, k, v, out, lse, **arguments)
+        dq, dk, dv, dsink = _added_gradients.backward_into(tensors, arguments, added) if added else _backward(*tensors, **arguments)
     except RuntimeError as error:
         raise translated(error) from None
     return dq, dk, dv, dsink if "sink" in arguments else None

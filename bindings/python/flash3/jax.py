@@ -3,7 +3,7 @@
 
 It holds::
 
-    dot_product_attention   jax.nn.dot_product_attention without bias; differentiable, under jit, vmap and shard_map
+    dot_product_attention   jax.nn.dot_product_attention; differentiable, under jit, vmap and shard_map
 """
 import operator
 
@@ -16,16 +16,15 @@ import numpy as np
 
 from . import _jax, _jax_mask
 from ._dropout import in_c_names, with_state
-from ._fields import ABOUT, ADDED
+from ._fields import ABOUT, ADDED, GRADIENTS
 from ._options import int64_of, number_of, number_of_word, refuse_unknown, seed_of, shows_options
 
 __all__ = ["dot_product_attention"]
 
+_ADDED = [name for name in ADDED["forward"] if name != "bias"]  # which JAX's own function has
 
-def _refuse(bias, implementation):
-    if bias is not None:
-        raise NotImplementedError("bias is given but flash3 takes none; give mask where it hides keys, and jax.nn.dot_product_attention "
-                                  "does the rest")
+
+def _refuse(implementation):
     if implementation not in (None, "flash3"):
         raise ValueError(f"implementation = {implementation!r} but it must be None or 'flash3'")
 
@@ -37,6 +36,15 @@ def _batched(name, x):
     if x.dtype.name not in _jax.DTYPES:
         raise TypeError(f"{name}.dtype = {x.dtype.name} but it must be one of {', '.join(_jax.DTYPES)}")
     return x if x.ndim == 4 else x[None]
+
+
+def _bias(x, seq_k):
+    """A bias as the C interface has it, where the last dimension has all keys."""
+    x = jnp.asarray(x)
+    if x.ndim > 4:
+        raise ValueError(f"bias.ndim = {x.ndim} but it must be at most 4, and broadcast to [batch, heads_q, seq_q, seq_k]")
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    return jnp.broadcast_to(x, (*x.shape[:3], seq_k)) if x.shape[3] == 1 else x
 
 
 def _scale(scale):
@@ -94,9 +102,9 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     q_segment_ids and kv_segment_ids, [batch or 1, seq_q] and [batch or 1, seq_k] int32 or without batch, let a query see the keys of
     its own segment. With kv_segment_ids None, or the same array, a segment is a run of equal ids: an id that comes again further on is
     another segment. Of two arrays, a query sees the keys that have its id; these must lie together, or it sees none. Either combines with
-    is_causal and local_window_size; neither does with the other, with lengths or compute, nor on a GPU with FP8. Each call makes its
+    is_causal, local_window_size and lengths; neither does with the other or with compute, nor on a GPU with FP8. Each call makes its
     mask on the device, in memory that it gives back: 16 bytes for each block of 128 x 128 pairs, and with `mask` 2 KiB more, for each
-    sequence and head that have a mask of their own.
+    sequence and head that have a mask of their own; with lengths each sequence has.
 
     flash3's own: softcap, sink ([heads_q] float32, one more logit for each head) and deterministic gradients. For FP8, as in
     flash3.attention: q_scale, k_scale and v_scale of float8_e4m3fn tensors, whose result is bfloat16 and has no gradients;
@@ -105,22 +113,25 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     dropout_p, seed and offset as in flash3.attention, on a CPU; the three are no arrays, so that jit compiles a call for each seed, and
     under vmap the mapped axis joins the batch.
 
-    bias raises NotImplementedError. Shapes and dtypes are checked when the call is traced; what only the machine or the
+    bias is float16, bfloat16 or float32 and broadcasts to [batch, heads_q, seq_q, seq_k], with dimensions added in front: what is added to
+    the scaled and capped scores; -inf hides a pair. Its gradient is a sum over the dimensions of size 1, and is made where it is asked for.
+    Shapes and dtypes are checked when the call is traced; what only the machine or the
     lengths can tell comes as XLA's error from the run.
     """
-    _refuse(bias, implementation)
+    _refuse(implementation)
     q, k, v = (_batched(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     batch = q.shape[0]
     left, right = _sides(is_causal, local_window_size)
     same = query_seq_lengths is key_value_seq_lengths
     seqused_q = _lengths("query_seq_lengths", query_seq_lengths, batch)
     seqused_k = seqused_q if same else _lengths("key_value_seq_lengths", key_value_seq_lengths, batch)
-    for name in added.keys() - ADDED["forward"].keys():
+    for name in added.keys() - set(_ADDED):
         refuse_unknown("dot_product_attention", name)
-    more = {"sink": sink, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, **added}
+    more = {"sink": sink, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, **added,
+            "bias": None if bias is None else _bias(bias, k.shape[1])}
     tensors = {"q": q, "k": k, "v": v, **{name: jnp.asarray(x) for name, x in more.items() if x is not None}}
     tensors.update(_jax.given(seqused_q=seqused_q, seqused_k=seqused_k))
-    lengths = {"query_seq_lengths": seqused_q, "key_value_seq_lengths": seqused_k}
+    lengths = seqused_q, seqused_k
     tensors.update(_jax_mask.source_of(mask, q_segment_ids, kv_segment_ids, lengths, batch, q.shape[2], q.shape[1], k.shape[1]))
     options = _jax.Options(softmax_scale=_scale(scale), window_left=left, window_right=right, softcap=number_of("softcap", softcap),
                            mask_alignment=number_of_word("mask_alignment", "top_left"), deterministic=bool(deterministic),
@@ -133,6 +144,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     return (out, jnp.swapaxes(lse, -1, -2)) if return_residual else out
 
 
-shows_options(dot_product_attention, dict.fromkeys(ADDED["forward"]))
+shows_options(dot_product_attention, dict.fromkeys(_ADDED))
 if dot_product_attention.__doc__:
-    dot_product_attention.__doc__ += "".join(f"\n    {name}, {ABOUT[name]} JAX takes a gradient of it to be 0.\n" for name in ADDED["forward"])
+    dot_product_attention.__doc__ += "".join(
+        f"\n    {name}, {ABOUT[name]}{'' if name in GRADIENTS else ' JAX takes a gradient of it to be 0.'}\n" for name in _ADDED)

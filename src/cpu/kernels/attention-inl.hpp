@@ -5,8 +5,7 @@
 //   for each tile of keys:          K and V packed once, for all rows of the task
 //     for each strip of rows (6):   everything of a strip stays in the first-level cache
 //       S = Q·Kᵀ                    only keys that some row of the strip sees; capped if asked for
-//       P = exp2(S·scale − max)     running max and sum of each row; masked entries exactly 0;
-//                                  with dropout 0 too, after the sum, what it drops
+//       P = exp2(S·scale − max)     max and sum of each row; 0: masked, or dropped after the sum
 //       O = O·correction + P·V
 //   the sink, if there is one, joins max and sum
 //   out = O / sum,  lse = ln 2 · (max + log2 sum)
@@ -31,6 +30,7 @@
 #include "cpu/kernels/simd-inl.hpp"
 #include "cpu/kernels/pack-inl.hpp"
 #include "cpu/kernels/multiply-inl.hpp"
+#include "cpu/kernels/biases-inl.hpp"
 #include "cpu/kernels/dropout-inl.hpp"
 #include "cpu/kernels/softmax-inl.hpp"
 #if defined(FLASH3_AMX)
@@ -98,6 +98,7 @@ class TaskRunner {
   Buffers buffers_;
   std::optional<typename Words::Unit> unit_;
   bool v_is_finite_ = true;  // of the packed tile
+  bool bias_hides_ = false;  // a pair of the strip
 
   // Whether a mask lets any of the rows see the tile.
   bool is_listed(Range rows, Index tile) const {
@@ -204,12 +205,12 @@ class TaskRunner {
       if (!seen_by({r, end}, seen).empty()) rows = {std::min(rows.begin, r), end};
     }
     const Index first = (seen.begin - tile) / kKeptKeys * kKeptKeys;
-    const Index last = round_up(seen.end - tile, kKeptKeys);
-    find_kept(p_, p_.dropout_key(), sequence_.batch, task_.kv_head, rows,
-              {tile + first, tile + last}, kept_of(rows.begin) + first / 8, tile_.keys / 8);
+    const Range keys{tile + first, tile + round_up(seen.end - tile, kKeptKeys)};
+    find_kept(p_, p_.dropout_key(), sequence_.batch, task_.kv_head, rows, keys,
+              kept_of(rows.begin) + first / 8, tile_.keys / 8);
   }
   uint8_t* kept_of(Index r) const {
-    return buffers_.kept + (r - task_.rows.begin) * (tile_.keys / 8);
+    return buffers_.kept ? buffers_.kept + (r - task_.rows.begin) * (tile_.keys / 8) : nullptr;
   }
 
   void pack_tile(Index tile, Range seen) {
@@ -247,7 +248,8 @@ class TaskRunner {
     float correction[kStripRows] = {};
     const bool capped = p_.softcap > 0;
     const float factor = capped ? p_.softcap : p_.softmax_scale;
-    const bool biased = p_.alibi_slopes.data != nullptr;
+    const bool biased = has_biases(p_);
+    bias_hides_ = false;
     const float scale = biased ? float(kLog2E) : factor * float(kLog2E);
     Index query = rows.begin / group_, of_query = rows.begin % group_;
     for (Index i = 0; i < rows.size(); ++i) {
@@ -262,17 +264,17 @@ class TaskRunner {
       float* scores = buffers_.scores + i * tile_.keys;
       if (capped)
         cap_row(scores, own_begin / kLanes * kLanes, own_end, p_.softmax_scale / p_.softcap);
-      if (biased)
-        subtract_distances(distances_of(rows.begin + i, tile), factor, own_begin / kLanes * kLanes,
-                           own_end, scores);
+      if (biased && own_begin < own_end &&
+          add_biases(bias_of(rows.begin + i, tile), factor, own_begin / kLanes * kLanes, own_end,
+                     scores))
+        bias_hides_ = true;
       std::fill(scores + begin, scores + own_begin, -kInfinity);
       std::fill(scores + own_end, scores + end, -kInfinity);
       if (sequence_.tree) hide_drafts(row_query, {tile + own_begin, tile + own_end}, scores - tile);
       if (seen.words)
         for (Index j = own_begin; j < own_end; ++j)
           if (seen.hides(tile + j)) scores[j] = -kInfinity;
-      const uint8_t* const kept = p_.dropout.given() ? kept_of(rows.begin + i) : nullptr;
-      correction[i] = softmax_row<Words>(scores, begin, end, scale, kept,
+      correction[i] = softmax_row<Words>(scores, begin, end, scale, kept_of(rows.begin + i),
                                          buffers_.weights + i * tile_.keys / kPair,
                                          buffers_.max + strip + i, buffers_.sum + strip + i);
     }
@@ -280,10 +282,9 @@ class TaskRunner {
   }
 
   // Of packed row r and the keys from this one on.
-  Distances distances_of(Index r, Index key) const {
+  RowBias bias_of(Index r, Index key) const {
     const PackedRow row = packed_row(group_, task_.kv_head, r);
-    return {p_.alibi_slopes.at(sequence_.batch, row.head),
-            key - (row.query + sequence_.mask.row_shift)};
+    return row_bias(p_, sequence_, row.query, row.head, key);
   }
 
   void hide_drafts(Index query, Range keys, float* scores) const {
@@ -345,7 +346,7 @@ class TaskRunner {
         const SeenKeys seen = seen_by_row(rows.begin + i, keys);
         common.begin = std::max(common.begin, round_up(seen.keys.begin - tile, step));
         common.end = std::min(common.end, (seen.keys.end - tile) / step * step);
-        if (seen.words) common.end = common.begin;
+        if (seen.words || bias_hides_) common.end = common.begin;
       }
       if (sequence_.tree)
         common.end = std::min(common.end, (sequence_.first_draft() - tile) / step * step);
@@ -385,8 +386,9 @@ class TaskRunner {
     const float* weights = buffers_.weights + i * tile_.keys / kPair;
     out += i * buffers_.v_words;
     const Index query = (first + i) / group_;
+    const RowBias bias = bias_hides_ ? bias_of(first + i, 0) : RowBias{};
     for (Index j = keys.begin; j < keys.end; ++j) {
-      if (sequence_.hides(query, j) || seen.hides(j)) continue;
+      if (sequence_.hides(query, j) || seen.hides(j) || bias.hides(j)) continue;
       float of_key = Words::weight(weights, j - tile);
       if constexpr (Words::kScaled)  // in place, weights have been multiplied before
         if (!in_place_) of_key *= buffers_.v_scales[j - tile];

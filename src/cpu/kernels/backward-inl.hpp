@@ -35,6 +35,7 @@ struct BackwardBuffers {
   float *k, *q, *dout, *dk, *dv;  // [key or row][dim]
   float *p, *ds;                  // [row][key]: first S and dP, then P and dS
   float* stage;
+  BiasBuffers biases;
 
   // Returns the bytes used; without a base it only measures.
   size_t cut(const BackwardProblem& problem, TileShape tile, char* base) {
@@ -59,6 +60,7 @@ struct BackwardBuffers {
     ds = take(int64_t{tile.rows} * p_stride);
     stage = take(int64_t{kLanes} *
                  ceil_div(std::max(problem.head_dim, problem.head_dim_v), kBlock) * kBlock);
+    biases.cut(problem, tile.keys, take);
     return used;
   }
 };
@@ -104,6 +106,7 @@ class BackwardRunner : BackwardState<T> {
 
   void run() {
     load_keys();
+    biases_.begin(buffers_.biases);
     for_each_row_block([&](Index block, Range seen) { run_block(block, seen); });
     for (Index j = keys_.begin; j < keys_.end; ++j) {
       store_row(buffers_.dk + (j - keys_.begin) * buffers_.qk_stride, p_.softmax_scale, p_.head_dim,
@@ -111,17 +114,18 @@ class BackwardRunner : BackwardState<T> {
       store_row(buffers_.dv + (j - keys_.begin) * buffers_.v_stride, p_.dropout.scale(),
                 p_.head_dim_v, p_.dv, key_offset(p_.dv, j));
     }
+    biases_.finish();
   }
 
  private:
   using Words = FloatWords<T>;
 
   using State = BackwardState<T>;
-  using State::add_in_order, State::blocks_, State::find_keys_of_rows, State::for_each_row_block,
-      State::hides, State::key_offset, State::keys_, State::keys_seen_by, State::load_sums,
-      State::p_, State::prefetch_ahead, State::row_, State::row_keys_, State::row_of_keys,
-      State::row_of_queries, State::rows_, State::rows_that_see, State::softmax_of_row,
-      State::store_row;
+  using State::add_in_order, State::bias_hides_, State::biases_, State::blocks_,
+      State::find_keys_of_rows, State::for_each_row_block, State::hides, State::key_offset,
+      State::keys_, State::keys_seen_by, State::load_sums, State::p_, State::prefetch_ahead,
+      State::row_, State::row_keys_, State::row_of_keys, State::row_of_queries, State::rows_,
+      State::rows_that_see, State::softmax_of_row, State::store_row;
 
   BackwardBuffers buffers_;
   bool k_is_finite_ = true;
@@ -163,9 +167,9 @@ class BackwardRunner : BackwardState<T> {
       softmax_of_row(i, b.p_stride, b.p + i * b.p_stride, b.ds + i * b.p_stride);
 
     // A masked pair takes part in a product as a zero, which must not meet an infinity or a NaN.
-    const bool safe =
-        all_seen || (k_is_finite_ && all_finite(b.q, rows_.size(), b.qk_stride, p_.head_dim) &&
-                     all_finite(b.dout, rows_.size(), b.v_stride, p_.head_dim_v));
+    const bool safe = (all_seen && !bias_hides_) ||
+                      (k_is_finite_ && all_finite(b.q, rows_.size(), b.qk_stride, p_.head_dim) &&
+                       all_finite(b.dout, rows_.size(), b.v_stride, p_.head_dim_v));
     if (safe)
       add_to_keys();
     else

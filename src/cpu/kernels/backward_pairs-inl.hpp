@@ -33,6 +33,7 @@ struct PairBuffers {
   float *p_rows, *ds_rows;  // [row of the strip or the block][pair of keys]
   float *p, *ds;            // [pair of rows][key]
   float* stage;
+  BiasBuffers biases;
 
   // Returns the bytes used; without a base it only measures.
   template <class Words>
@@ -67,6 +68,7 @@ struct PairBuffers {
     p = take(int64_t{rows} / 2 * keys_stride);
     ds = take(int64_t{rows} / 2 * keys_stride);
     stage = take(int64_t{kLanes} * round_up(kMaxHeadDim, kPanel));
+    biases.cut(problem, keys, take);
     return used;
   }
 };
@@ -83,9 +85,11 @@ class PairRunner : BackwardState<Bf16> {
   void run() {
     const PairBuffers& b = buffers_;
     load_keys();
+    biases_.begin(b.biases);
     for_each_row_block([&](Index block, Range seen) { run_block(block, seen); });
     store_gradient(b.dk, p_.softmax_scale, p_.head_dim, p_.dk);
     store_gradient(b.dv, p_.dropout.scale(), p_.head_dim_v, p_.dv);
+    biases_.finish();
   }
 
  private:
@@ -132,7 +136,7 @@ class PairRunner : BackwardState<Bf16> {
     for (Index first = 0; first < padded_rows_; first += kStripRows) run_strip(first);
 
     // A masked pair takes part in a product as a zero, which must not meet an infinity or a NaN.
-    const bool safe = all_seen || (k_is_finite_ && rows_are_finite_);
+    const bool safe = (all_seen && !bias_hides_) || (k_is_finite_ && rows_are_finite_);
     if (safe)
       add_to_keys();
     else

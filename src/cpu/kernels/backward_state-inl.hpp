@@ -5,6 +5,7 @@
 #include <hwy/cache_control.h>
 
 #include "cpu/backward.hpp"
+#include "cpu/kernels/backward_biases-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace flash3::cpu {
@@ -26,39 +27,55 @@ HWY_INLINE VecF probability(VecF score_minus_lse) {
 }
 
 // S and dP of a row become P and dS for the keys of its range, and 0 for all others. kBiased: with
-// these distances.
+// this bias; then `added`, if given, becomes the gradient of what is added to the scores, in that
+// range. Returns whether the bias hides a pair.
 template <bool kBiased>
-HWY_INLINE void softmax_backward(const BackwardProblem& problem, Range own, float row_lse,
-                                 float row_delta, const Distances& distances, int columns, float* p,
-                                 float* ds) {
+HWY_INLINE bool softmax_backward(const BackwardProblem& problem, Range own, float row_lse,
+                                 float row_delta, const RowBias& bias, int columns, float* p,
+                                 float* ds, float* added) {
+  bool hides = false;
   if (!own.empty()) {
     // Base 2 only after the difference: scale · log2 e, rounded, would be an error of the
     // score's size, which lse, unlike the sum that the forward divides by, does not share.
     const VecF scale = set(problem.softmax_scale), lse = set(row_lse);
     const VecF delta = set(row_delta);
-    const auto shift = [&](Index j) { return kBiased ? hn::Add(lse, distances.at(j)) : lse; };
+    // P and dS of keys from j on, from scores of which `factor` times as much is the capped one;
+    // times_slope: of the softcap.
+    const auto gradient = [&](Index j, VecF score, VecF factor, const auto& times_slope) {
+      if constexpr (kBiased) {
+        const VecF of_keys = bias_at(bias, j, own.end - j);
+        const auto hidden = is_hidden(of_keys);
+        const VecF weight = hn::IfThenZeroElse(
+            hidden, probability(hn::MulSub(score, factor, hn::Sub(lse, of_keys))));
+        store(weight, p + j);
+        hides = hides || !hn::AllFalse(F32(), hidden);
+        const VecF made = hn::IfThenZeroElse(hidden, hn::Mul(weight, hn::Sub(load(ds + j), delta)));
+        if (added) store(made, added + j);
+        store(hn::IfThenZeroElse(hidden, times_slope(made)), ds + j);
+      } else {
+        const VecF weight = probability(hn::MulSub(score, factor, lse));
+        store(weight, p + j);
+        store(times_slope(hn::Mul(weight, hn::Sub(load(ds + j), delta))), ds + j);
+      }
+    };
     const Index begin = own.begin / kLanes * kLanes;
     if (problem.softcap > 0) {
       const VecF cap = set(problem.softcap);
       const VecF scale_over_cap = set(problem.softmax_scale / problem.softcap);
       for (Index j = begin; j < own.end; j += kLanes) {
         const Tanh t = tanh(hn::Mul(load(p + j), scale_over_cap));
-        const VecF weight = probability(hn::MulSub(t.value, cap, shift(j)));
-        store(weight, p + j);
-        store(hn::Mul(hn::Mul(weight, t.slope), hn::Sub(load(ds + j), delta)), ds + j);
+        gradient(j, t.value, cap, [&](VecF x) { return hn::Mul(x, t.slope); });
       }
     } else {
-      for (Index j = begin; j < own.end; j += kLanes) {
-        const VecF weight = probability(hn::MulSub(load(p + j), scale, shift(j)));
-        store(weight, p + j);
-        store(hn::Mul(weight, hn::Sub(load(ds + j), delta)), ds + j);
-      }
+      for (Index j = begin; j < own.end; j += kLanes)
+        gradient(j, load(p + j), scale, [](VecF x) { return x; });
     }
   }
   for (float* row : {p, ds}) {
     std::fill(row, row + own.begin, 0.f);
     std::fill(row + own.end, row + columns, 0.f);
   }
+  return hides;
 }
 
 template <class T>
@@ -68,12 +85,16 @@ class BackwardState {
       : task_(task),
         p_(*task.problem),
         blocks_(task.blocks),
-        keys_(blocks_.keys_of(task.key_block)) {}
+        keys_(blocks_.keys_of(task.key_block)),
+        biased_(has_biases(p_)),
+        biases_(task, keys_) {}
 
   const BackwardTask& task_;
   const BackwardProblem& p_;
   const BackwardBlocks& blocks_;
   const Range keys_;
+  const bool biased_;
+  TaskBiases biases_;
 
   // The current block of rows, counted from its first row, and from the first key of the task.
   Range rows_;
@@ -83,6 +104,7 @@ class BackwardState {
   float lse_[kMaxBackwardRows] = {}, delta_[kMaxBackwardRows] = {};
   static constexpr Index kKeptBytes = kMaxBackwardKeys / 8;
   uint8_t kept_[kMaxBackwardRows * kKeptBytes];  // with dropout: of the task's keys
+  bool bias_hides_ = false;                      // a pair of them
 
   int64_t key_offset(const TensorView& t, Index j) const {
     return row_offset(t, blocks_.sequence.batch, blocks_.sequence.k, j, task_.kv_head);
@@ -196,6 +218,7 @@ class BackwardState {
   // Fills row_keys_; true if every row sees every key.
   bool find_keys_of_rows() {
     bool all = true;
+    bias_hides_ = false;
     std::fill_n(row_keys_, kMaxBackwardRows, Range{});
     for (Index i = 0; i < rows_.size(); ++i) {
       // Gradients of a row that saw nothing are zero, even if it was the scores that hid all keys.
@@ -215,20 +238,27 @@ class BackwardState {
     return {begin - keys_.begin, std::clamp(seen_[i].keys.end, begin, keys_.end) - keys_.begin};
   }
   // Of row i and the task's keys.
-  Distances distances_of(Index i) const {
-    const Sequence& s = blocks_.sequence;
-    return {p_.alibi_slopes.at(s.batch, row_[i].head),
-            keys_.begin - (row_[i].query + s.mask.row_shift)};
+  RowBias bias_of(Index i) const {
+    return row_bias(p_, blocks_.sequence, row_[i].query, row_[i].head, keys_.begin);
   }
   // S and dP of row i, which may only pad a strip, become P and dS: 0 where it does not see the
   // key. With dropout dP is that of the kept weights, divided by 1 − p, and then P is of them.
-  HWY_INLINE void softmax_of_row(Index i, int columns, float* p, float* ds) const {
+  HWY_INLINE void softmax_of_row(Index i, int columns, float* p, float* ds) {
     keep_of_row(i, p_.dropout.scale(), ds);
-    if (p_.alibi_slopes.data && !row_keys_[i].empty())
-      softmax_backward<true>(p_, row_keys_[i], lse_[i], delta_[i], distances_of(i), columns, p, ds);
-    else
-      softmax_backward<false>(p_, row_keys_[i], lse_[i], delta_[i], {}, columns, p, ds);
+    if (!biased_ || row_keys_[i].empty()) {
+      softmax_backward<false>(p_, row_keys_[i], lse_[i], delta_[i], {}, columns, p, ds, nullptr);
+      clear_hidden(i, p, ds);
+      keep_of_row(i, 1.f, p);
+      if (i < rows_.size()) biases_.add(i, row_[i], {}, {});
+      return;
+    }
+    const RowBias bias = bias_of(i);
+    float* const added = biases_.row();
+    if (softmax_backward<true>(p_, row_keys_[i], lse_[i], delta_[i], bias, columns, p, ds, added))
+      bias_hides_ = true;
     clear_hidden(i, p, ds);
+    if (added) clear_hidden(i, added, added);
+    biases_.add(i, row_[i], bias, row_keys_[i]);
     keep_of_row(i, 1.f, p);
   }
   // Those of row i's values whose weights are kept, times this; 0 for the others.
@@ -238,13 +268,15 @@ class BackwardState {
     for (Index j = row_keys_[i].begin / kLanes * kLanes; j < row_keys_[i].end; j += kLanes)
       store(keep(hn::Mul(load(values + j), set(scale)), kept, j), values + j);
   }
-  // Whether a bit hides the task's key j from row i, which is in its range.
-  bool hides(Index i, Index j) const { return seen_[i].hides(keys_.begin + j); }
+  // Whether a bit or the bias hides the task's key j from row i, which is in its range.
+  bool hides(Index i, Index j) const {
+    return seen_[i].hides(keys_.begin + j) || (bias_hides_ && bias_of(i).hides(j));
+  }
   // P and dS of hidden pairs become 0.
   void clear_hidden(Index i, float* p, float* ds) const {
     if (i >= rows_.size() || !seen_[i].words) return;
     for (Index j = row_keys_[i].begin; j < row_keys_[i].end; ++j)
-      if (hides(i, j)) p[j] = ds[j] = 0.f;
+      if (seen_[i].hides(keys_.begin + j)) p[j] = ds[j] = 0.f;
   }
 
   // The block of rows sees nothing of the task's keys: the next block of keys may add to its sums.
@@ -276,6 +308,7 @@ class BackwardState {
         for (Index i = 0; i < rows_.size(); ++i)
           task_.sink_terms[rows_.begin + i] = sink_term(p_, row_[i].head, lse_[i], delta_[i]);
     }
+    biases_.add_slope_terms(rows_.begin, rows_.size(), seen.begin == task_.key_block);
     add(dq, stride);
     if (seen.end - 1 == task_.key_block)
       for (Index i = 0; i < rows_.size(); ++i)

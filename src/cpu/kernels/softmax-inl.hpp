@@ -15,26 +15,6 @@ HWY_NOINLINE void cap_row(float* scores, int64_t begin, int64_t end, float scale
     hn::Store(tanh(hn::Mul(hn::Load(F32(), scores + j), factor)).value, F32(), scores + j);
 }
 
-// ALiBi: what is subtracted from the scores of a row, slope · |i' − j|.
-struct Distances {
-  float slope;
-  Index first;  // j − i' of the first key
-
-  HWY_INLINE VecF at(Index j) const {
-    const VecF distance = hn::Add(set(static_cast<float>(first + j)), hn::Iota(F32(), 0));
-    return hn::Mul(set(slope), hn::Abs(distance));
-  }
-};
-
-// scores = factor · scores − distances for the vectors that hold [begin, end) of one row; begin is
-// a multiple of kLanes.
-HWY_NOINLINE void subtract_distances(const Distances& distances, float factor, Index begin,
-                                     Index end, float* scores) {
-  for (Index j = begin; j < end; j += kLanes)
-    hn::Store(hn::MulSub(hn::Load(F32(), scores + j), set(factor), distances.at(j)), F32(),
-              scores + j);
-}
-
 // 2^(scale · s − shift), where the shift is the largest scale · s or more. Fused, the product is
 // not rounded as that in the shift has been: the exponent of the largest score is up to half a unit
 // in the last place of the shift then, which at 2^32 leaves float32's range. Else it is rounded,

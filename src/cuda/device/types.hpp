@@ -18,9 +18,14 @@ constexpr int element_bytes(Element e) { return e == Element::kE4m3 ? 1 : 2; }
 
 // What a kernel makes of q·k.
 enum class ScoreKind {
-  kPlain,   // softmax_scale · q·k
-  kSoftcap  // softcap · tanh(softmax_scale · q·k / softcap)
+  kPlain,    // softmax_scale · q·k
+  kSoftcap,  // softcap · tanh(softmax_scale · q·k / softcap)
+  kBiased    // either, and what depends on the place (device/score/bias.cuh); dropout too
 };
+
+// Of what a kernel of biased scores has: one thing alone, without a softcap; or any, which a call's
+// params tell at run time, in more code than instruction caches like.
+enum class BiasTerms { kAny, kSlopes, kTable, kPairs, kDropout };
 
 // The copy engine's description of a tensor: a CUtensorMap that host and device can hold without
 // the driver's header.

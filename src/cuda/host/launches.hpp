@@ -65,7 +65,7 @@ class Launches {
   };
 
   // Room for the largest call; what needs more throws std::length_error.
-  static constexpr size_t kAlignment = 64, kBytes = 8192, kMost = 12;
+  static constexpr size_t kAlignment = 64, kBytes = 12288, kMost = 16;
   std::byte* take(size_t bytes);
   Launch& next();
 

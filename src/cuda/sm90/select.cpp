@@ -8,6 +8,7 @@
 #include "cuda/sm90/backward/plan.hpp"
 #include "cuda/sm90/decode/latent/plan.hpp"
 #include "cuda/sm90/family.hpp"
+#include "cuda/sm90/host/bias_params.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -38,7 +39,7 @@ bool has_many_keys(const ForwardProblem& problem) {
 // counts. Without a cache asks_for_fp8_sums() keeps a call from them.
 bool is_decode(const ForwardProblem& problem) {
   if (is_latent(problem) || problem.tree.given) return true;
-  if (problem.mask_lists.given || !has_few_queries(problem)) return false;
+  if (problem.mask_lists.given || is_biased(problem) || !has_few_queries(problem)) return false;
   return reads_cache(problem) ||
          (decodes(problem) && !asks_for_fp8_sums(problem) && has_many_keys(problem));
 }
@@ -68,7 +69,7 @@ bool keys_are_a_cache(const ForwardProblem& problem) {
 // Whether a call of the forward kernels has, or may have, sequences of few queries.
 bool has_decode(const ForwardProblem& problem) {
   const bool queries_differ = problem.sequences_q.packed || problem.sequences_q.has_used;
-  return !problem.mask_lists.given && decodes(problem) &&
+  return !problem.mask_lists.given && !is_biased(problem) && decodes(problem) &&
          (problem.has_cache() || !asks_for_fp8_sums(problem)) && queries_differ &&
          keys_are_a_cache(problem);
 }
@@ -93,6 +94,29 @@ Status check_mask(const ForwardProblem& problem) {
   return unsupported(
       "mask is given and softcap is given but k and v are FP8; the hopper backend caps the scores "
       "of a call with a mask for float16 and bfloat16 keys only");
+}
+
+// Decode kernels have no biased scores, nor have those of FP8.
+Status check_bias(const ForwardProblem& problem) {
+  if (!is_biased(problem)) return {};
+  const char* const name = bias_name(problem);
+  if (is_latent(problem))
+    return unsupported(message(name,
+                               " is given and qv is given or k has latent and rope parts; "
+                               "the hopper backend takes one of the two"));
+  if (problem.has_fp8_keys() || problem.dtype == FLASH3_FLOAT8_E4M3)
+    return unsupported(message(name,
+                               " is given but k and v are FP8, or become it; the hopper "
+                               "backend takes it with float16 and bfloat16 keys only"));
+  return {};
+}
+
+// What the forward kernels alone can do: no decode kernel takes the call where they cannot.
+Status check_readable(const ForwardProblem& problem, const BestChoices& best) {
+  if (!is_biased(problem) || best.any()) return {};
+  const std::string unreadable = why_unreadable(problem);
+  return unsupported(message(bias_name(problem), " is given but ",
+                             unreadable.empty() ? why_no_choice(problem) : unreadable));
 }
 
 Status plan_decode(const ForwardProblem& problem, const Device& device, Index most_queries,
@@ -126,6 +150,7 @@ Status plan(const ForwardProblem& problem, const Device& device, size_t* workspa
   FLASH3_CHECK(check_latent(problem));
   FLASH3_CHECK(check_max_logits(problem));
   FLASH3_CHECK(check_mask(problem));
+  FLASH3_CHECK(check_bias(problem));
   steps->append = plan_append(problem, workspace);
   if (!problem.has_output()) return check_append_alone(problem);
   const auto decode_all = [&] {
@@ -134,6 +159,7 @@ Status plan(const ForwardProblem& problem, const Device& device, size_t* workspa
   if (is_decode(problem)) return decode_all();
   BestChoices best;
   if (why_unreadable(problem).empty()) best = best_choices(problem, device.multiprocessors);
+  if (reads_cache(problem)) FLASH3_CHECK(check_readable(problem, best));
   if (reads_cache(problem) && !best.any()) return decode_all();
 
   FLASH3_CHECK(plan(problem, transformed_q(problem, steps->append), device, best, workspace,

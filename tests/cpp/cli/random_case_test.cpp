@@ -155,6 +155,23 @@ TEST(RandomCase, CoversEveryOption) {
   EXPECT_GT(shared_keys, int64_t(kDraws) / 1000);
 }
 
+TEST(RandomCase, MasksMeetAllLengths) {
+  std::set<std::tuple<CaseMaskSource, bool, bool, bool, bool>> masks;
+  std::set<std::tuple<CaseMaskSource, bool, bool>> without_max;  // of those that are packed
+  std::set<std::pair<CaseMaskSource, bool>> cached;              // in pages or not
+  for (uint64_t i = 0; i < 4 * kDraws; ++i) {
+    const Case c = random_case(3, i);
+    if (!c.mask.given()) continue;
+    masks.insert({c.mask.source, c.packed_q, c.packed_k, c.used_q, c.used_k});
+    if (c.has_cache()) cached.insert({c.mask.source, c.page_size > 0});
+    if (!c.max_known && (c.packed_q || c.packed_k))
+      without_max.insert({c.mask.source, c.packed_q, c.packed_k});
+  }
+  EXPECT_EQ(masks.size(), 7u * 16);
+  EXPECT_EQ(without_max.size(), 7u * 3);
+  EXPECT_EQ(cached.size(), 7u * 2);
+}
+
 // Asked without data, as a user may ask.
 TEST(RandomCase, IsAValidCall) {
   for (uint64_t i = 0; i < 3'000; ++i) {
@@ -262,6 +279,24 @@ TEST(Counts, SeenPairsAreThoseOfTheMask) {
   const std::string head = "bf16/b2/q1000/k1000/h4x2/d8/";
   EXPECT_EQ(seen_pairs(parsed(head + "full")), 2. * 1000 * 1000);
   EXPECT_EQ(seen_flops(parsed(head + "causal")), flops(parsed(head + "causal")));
+}
+
+TEST(MaskCases, MeetAllLengths) {
+  std::set<std::pair<std::string, int>> of_sources;
+  std::set<std::tuple<bool, int64_t, int64_t, int64_t, int>> of_bands;
+  std::set<std::pair<CaseMaskSource, bool>> of_max;
+  for (const Case& c : mask_case_table(Level::kFull, dtypes_of(FLASH3_BACKEND_CPU), true)) {
+    if (!c.is_ragged()) continue;
+    const int packing = c.packed_q + 2 * c.packed_k + 4 * c.used_q + 8 * c.used_k;
+    CaseMask source = c.mask;
+    source.of_batch = source.of_heads = false;
+    of_sources.insert({to_text(source), packing});
+    of_bands.insert({c.causal, c.window_left, c.window_right, c.chunk, packing});
+    of_max.insert({c.mask.source, c.max_known});
+  }
+  EXPECT_EQ(of_sources.size(), 12u * 15);
+  EXPECT_EQ(of_bands.size(), 5u * 15);
+  EXPECT_EQ(of_max.size(), 7u * 2);
 }
 
 // The masks that calls are timed with, by what they are named after.

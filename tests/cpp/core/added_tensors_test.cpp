@@ -16,6 +16,7 @@ namespace {
 
 constexpr Sizes kSizes;
 constexpr const char* kMust = "; q and ";
+constexpr int64_t kDistance = 3;
 
 flash3_tensor contiguous(flash3_dtype dtype, const std::vector<int64_t>& shape, void* data) {
   flash3_tensor t{data, dtype, static_cast<int32_t>(shape.size()), {}, {}};
@@ -29,8 +30,7 @@ flash3_tensor contiguous(flash3_dtype dtype, const std::vector<int64_t>& shape, 
 // each shape of each tensor.
 template <class Params, class CallOf, class Check>
 void for_each_shape(CallOf& call, const Check& check) {
-  alignas(8) static std::array<float, 256> memory;
-  memory.fill(0.5f);
+  std::vector<float> memory(256, 0.5f), more = memory;
   for (const ParamField& field : added_fields<Params>()) {
     if (field.kind != FieldKind::kTensor) continue;
     for (int64_t i = 0; i < count_words(field.shapes); ++i) {
@@ -39,11 +39,17 @@ void for_each_shape(CallOf& call, const Check& check) {
       Params p = call.args.params();
       p.backend = FLASH3_BACKEND_CPU;
       flash3_tensor& t = *field.tensor(&p);
-      t = contiguous(
-          field.dtype,
-          shape_of_added(shape, kSizes.batch, kSizes.heads_q,
-                         std::vector<int64_t>{kSizes.batch, kSizes.heads_q, kSizes.seq_q}),
-          memory.data());
+      const auto made = [&](flash3_dtype dtype, void* data) {
+        return contiguous(
+            dtype == FLASH3_DTYPE_NONE ? FLASH3_FLOAT32 : dtype,
+            shape_of_added(shape, kSizes.batch, kSizes.heads_q,
+                           std::vector<int64_t>{kSizes.batch, kSizes.heads_q, kSizes.seq_q},
+                           kSizes.seq_k, kDistance),
+            data);
+      };
+      t = made(field.dtype, memory.data());
+      if (const ParamField* like = find_field<Params>(field.like))
+        *like->tensor(&p) = made(like->dtype, more.data());
       check(p, t, field, shape);
     }
   }
@@ -56,6 +62,46 @@ Status problem_of(const flash3_forward_params& p) {
 Status problem_of(const flash3_backward_params& p) {
   BackwardProblem problem;
   return make_backward_problem(&p, Pointers::kRequired, &problem);
+}
+
+// What is said of a size that does not agree; broken(change) is the error of a changed tensor.
+template <class Broken>
+void expect_sizes(const Broken& broken, const flash3_tensor& t, const std::string& name,
+                  const std::string& shape) {
+  const auto with = [&](int dim, int64_t size) {
+    return broken([&](flash3_tensor* x) { x->shape[dim] = size; });
+  };
+  const auto part = [&](int dim) { return name + ".shape[" + std::to_string(dim) + "]"; };
+  const auto or_one = [&](int dim, const char* other, const char* what) {
+    return part(dim) + " = 9 but q.shape[" + other + "; " + name + " must have the " + what +
+           " of q, or 1";
+  };
+  if (is_of_pairs(shape)) {
+    EXPECT_EQ(with(0, 9), or_one(0, "0] = 2", "batch size"));
+    EXPECT_EQ(with(1, 9), or_one(1, "2] = 4", "heads_q"));
+    EXPECT_EQ(with(2, 9), or_one(2, "1] = 3", "seq_q"));
+    EXPECT_EQ(with(3, 4),
+              part(3) + " = 4 but k.shape[1] = 5; " + name + " and k must have the same seq_k");
+    return;
+  }
+  if (is_of_distances(shape)) {
+    EXPECT_EQ(with(0, 9), or_one(0, "2] = 4", "heads_q"));
+    EXPECT_EQ(with(1, 6), part(1) +
+                              " = 6 but it must be 2 * D + 1, an entry for each distance "
+                              "from -D to D");
+    return;
+  }
+  if (shape == "state") {
+    EXPECT_EQ(with(0, 3), part(0) + " = 3 but it must be 2: a seed and an offset");
+    return;
+  }
+  const int heads = shape == "rows" ? 1 : t.ndim - 1;
+  EXPECT_EQ(with(heads, 3),
+            part(heads) + " = 3 but q.shape[2] = 4" + kMust + name + " must have the same heads_q");
+  if (t.ndim > 1) {
+    EXPECT_EQ(with(0, 3), part(0) + " = 3 but q.shape[0] = 2" + kMust + name +
+                              " must have the same batch size");
+  }
 }
 
 template <class Params, class CallOf>
@@ -75,32 +121,39 @@ void expect_rules() {
       return text;
     };
     *field.tensor(&p) = good;
-    EXPECT_EQ(broken([](flash3_tensor* x) { x->dtype = FLASH3_FLOAT16; }),
-              name + ".dtype = float16 but it must be " + dtype_name(field.dtype) + "; a " + name +
-                  " that is not " + (field.is_written ? "wanted" : "given") + " is all zero");
-    EXPECT_EQ(broken([](flash3_tensor* x) { x->ndim = 4; })
-                  .find(name + ".ndim = 4 but it must be 1, [" +
-                        (shape == "state" ? "2]" : "heads_q] or ")),
+    const auto wrong_dtype = broken([](flash3_tensor* x) { x->dtype = FLASH3_INT32; });
+    EXPECT_EQ(wrong_dtype, name + ".dtype = int32 but it must be " +
+                               (field.dtype != FLASH3_DTYPE_NONE ? dtype_name(field.dtype)
+                                : field.like.empty()             ? "float16, bfloat16 or float32"
+                                                     : "float32 or the dtype of bias, float32") +
+                               "; a " + name + " that is not " +
+                               (field.is_written ? "wanted" : "given") + " is all zero");
+    EXPECT_EQ(broken([](flash3_tensor* x) { x->ndim = 3, x->shape[0] = 77; })
+                  .find(name + (has_word(field.shapes, "rows") ? ".shape[0] = 77 but "
+                                                               : ".ndim = 3 but it must be ")),
               0u);
-    const int heads = shape == "rows" ? 1 : t.ndim - 1;
-    const std::string of_heads = name + ".shape[" + std::to_string(heads) + "] = 3 but ";
-    EXPECT_EQ(broken([&](flash3_tensor* x) { x->shape[heads] = 3; }),
-              of_heads + (shape == "state"
-                              ? "it must be 2: a seed and an offset"
-                              : "q.shape[2] = 4" + (kMust + name) + " must have the same heads_q"));
-    if (t.ndim > 1) {
-      EXPECT_EQ(broken([&](flash3_tensor* x) { x->shape[0] = 3; }),
-                name + ".shape[0] = 3 but q.shape[0] = 2" + kMust + name +
-                    " must have the same batch size");
+    expect_sizes(broken, t, name, shape);
+    if (!field.any_strides) {
+      EXPECT_EQ(broken([&](flash3_tensor* x) {
+                  x->stride[x->ndim - 1] = 2;
+                }).find(name + ".stride[" + last + "] = 2 but it must be 1"),
+                0u);
     }
     EXPECT_EQ(broken([&](flash3_tensor* x) {
-                x->stride[x->ndim - 1] = 2;
-              }).find(name + ".stride[" + last + "] = 2 but it must be 1"),
+                x->stride[x->ndim - 1] = -1;
+              }).find(name + ".stride[" + last + "] = -1 but a stride must be at least 0"),
               0u);
+    if (const ParamField* like = find_field<Params>(field.like)) {
+      Params without = p;
+      *like->tensor(&without) = {};
+      EXPECT_EQ(problem_of(without).message(), name + " is given but " + std::string(field.like) +
+                                                   " is all zero; it is the gradient of " +
+                                                   std::string(field.like));
+    }
     EXPECT_EQ(broken([&](flash3_tensor* x) { x->data = nullptr; }).find(name + ".data is null"),
               0u);
     // One row for all sequences, or one that all heads share, is fine to read and wrong to write.
-    if (t.ndim > 1) {
+    if (t.ndim > 1 && t.shape[0] > 1) {
       EXPECT_EQ(broken([&](flash3_tensor* x) { x->stride[0] = 0; }).empty(), !field.is_written);
     }
     for (int64_t i = 0; i < count_words(field.without); ++i) {

@@ -310,5 +310,32 @@ TEST(DataMask, GivesBlockListsBitsWhereTheyNeedThem) {
   EXPECT_EQ(made(128, 32, 1024, false), (Pair{8, 64}));
 }
 
+// A description is what making gives, but for the memory, and needs none.
+TEST(DataMaskRules, DescribeWhatIsMade) {
+  const auto fields = [](flash3_mask mask) {
+    mask.data = nullptr;
+    return std::string(reinterpret_cast<const char*>(&mask), sizeof mask);
+  };
+  for (const auto source : {band, ranges, documents, dense, blocks, bits, bit_blocks}) {
+    DataMask m;
+    P p = source(m).params();
+    ASSERT_EQ(flash3_mask_size(&p, &m.mask.size), FLASH3_OK) << flash3_last_error();
+    ASSERT_EQ(flash3_mask_make(&p, &m.mask), FLASH3_OK) << flash3_last_error();
+    for (flash3_tensor* t : {&p.ranges, &p.documents, &p.dense, &p.block_counts, &p.block_indices,
+                             &p.bits, &p.bit_blocks})
+      t->data = nullptr;
+    flash3_mask described{};
+    ASSERT_EQ(flash3_mask_describe(&p, &described), FLASH3_OK) << flash3_last_error();
+    EXPECT_EQ(described.data, nullptr);
+    EXPECT_EQ(fields(described), fields(m.mask));
+    p.seq_q = -1;
+    EXPECT_EQ(error_of(flash3_mask_describe(&p, &described)),
+              "seq_q = -1 but a size must be from 0 to 2147483647");
+    EXPECT_EQ(fields(described), fields(m.mask));
+    EXPECT_EQ(error_of(flash3_mask_describe(&p, nullptr)),
+              "mask is null; it must point to where the result goes");
+  }
+}
+
 }  // namespace
 }  // namespace flash3::test

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "call.hpp"
+#include "core/mask_checks.hpp"
+#include "core/problem.hpp"
 #include "data_mask_call.hpp"
 #include "flash3/plan.hpp"
 
@@ -136,10 +138,19 @@ TEST(DataMaskRules, OfWhatGoesWithoutOne) {
     return result.message();
   };
   static const int32_t index[4] = {0, 1, 2, 3};
+  ForwardProblem problem;
+  Forward cached = call.args;
+  cached.cache_batch_idx = index_tensor(index, 2);
+  const auto params = cached.params();
+  ASSERT_EQ(make_forward_problem(&params, Pointers::kRequired, &problem).message(), "");
+  EXPECT_EQ(check_mask_on(problem, FLASH3_BACKEND_CPU, "cpu").message(), "");
+  EXPECT_EQ(check_mask_on(problem, FLASH3_BACKEND_HOPPER, "hopper").message(),
+            "mask is given and cache_batch_idx is given; the hopper backend has no kernels that "
+            "take both; the cpu backend has");
   static uint64_t words[6];
-  const std::string cache = "; a mask lists keys by their places in k, which is no cache";
-  EXPECT_EQ(refusal([](Forward& f) { f.cache_batch_idx = index_tensor(index, 2); }),
-            "mask is given and cache_batch_idx is given" + cache);
+  EXPECT_EQ(refusal([](Forward& f) { f.leftpad_k = index_tensor(index, 2); }),
+            "mask is given and leftpad_k is given; a mask counts keys from the first of k, and "
+            "knows no new ones");
   EXPECT_EQ(refusal([](Forward& f) { f.qv = f.out; }),
             "mask is given and qv is given; latent attention knows the band alone");
   EXPECT_EQ(refusal([](Forward& f) { f.tree_mask = tree_mask_tensor(words, 2, 3); },

@@ -138,7 +138,7 @@ std::vector<std::string> with_added(const std::vector<std::string>& ids) {
         const cases::Case c = parsed(id);
         if (!cases::goes_with(c, field)) continue;
         if (c.backward && !find_field<flash3_backward_params>(field.name)) continue;
-        made.push_back(id + "/" + std::string(field.name) + "=" +
+        made.push_back(id + (c.backward ? "/dadded/" : "/") + std::string(field.name) + "=" +
                        std::string(word_at(field.shapes, i)));
       }
   return made;
@@ -156,7 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
                                   "fp32/b5/q20/k30/h4x1/d16/causal/chunk7/random/used",
                                   "fp32/b2/q9/k30/h4x2/d24x40/causal/qv/mask_alignment=1",
                                   "e4m3/b2/q30/k200/h4x2/d16/causal/blockscales",
-                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h"})));
+                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h",
+                                  "fp32/b5/q20/k30/h4x2/d16/causal/random/packed/dropout0.3"})));
 
 void expect_backward(const std::string& id) {
   const cases::Case c = parsed(id);
@@ -172,6 +173,9 @@ void expect_backward(const std::string& id) {
   expect_same("dk", oracle.dk, definition.dk);
   expect_same("dv", oracle.dv, definition.dv);
   expect_same("dsink", oracle.dsink, definition.dsink);
+  EXPECT_EQ(oracle.added.size(), definition.added.size());
+  for (const auto& [name, values] : oracle.added)
+    expect_same(std::string(name).c_str(), values.values, definition.added.at(std::string(name)));
 }
 
 class Backward : public testing::TestWithParam<const char*> {};
@@ -207,7 +211,9 @@ INSTANTIATE_TEST_SUITE_P(
                                   "fp16/b2/q29/k17/h4x2/d16/full/softcap20/sink/dlse/bwd",
                                   "fp32/b5/q20/k30/h4x2/d16/w3:9/random/packed/bwd",
                                   "fp32/b5/q20/k30/h4x1/d16/causal/chunk7/random/used/bwd",
-                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h/bwd"})));
+                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h/bwd",
+                                  "fp32/b5/q20/k30/h4x2/d16/causal/random/packed/softcap20/sink/"
+                                  "dropout0.3/dlse/bwd"})));
 
 // Neither takes a mask for none, nor a source for a mask.
 TEST(Definition, AMaskGoesWithItsSource) {

@@ -19,6 +19,7 @@ struct BackwardConfig {
   bool band = false;   // masks by the band; otherwise only the end of the keys
   bool lists = false;  // walks the lists of a mask (lists.cuh)
   ScoreKind score = ScoreKind::kPlain;
+  BiasTerms terms = BiasTerms::kAny;  // of a kernel of biased scores
   int tile_m = 0;
   int tile_n = 0;
   // Both consumer warpgroups work on the same 64 keys: one holds dV, the other dK, and a warpgroup

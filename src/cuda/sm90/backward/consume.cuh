@@ -72,29 +72,28 @@ __device__ __forceinline__ void issue_dq(float (&r_dq)[Traits::kOwnQuads * 4], D
 
 // Makes Pᵀ and dSᵀ of masked scores, once dPᵀ is there.
 template <class Traits, int N>
-__device__ __forceinline__ void compute_ds(const BackwardParams& params,
+__device__ __forceinline__ void compute_ds(const Probabilities<Traits>& probabilities,
                                            typename Traits::Shared& shared, int stage, int thread,
                                            const KeysByQueries<N>& view, float (&r_s)[N],
                                            float (&r_dp)[N], uint32_t (&r_p)[N / 2],
                                            uint32_t (&r_ds)[N / 2]) {
   // Registers do not hold all of the LSE: it is loaded pair by pair.
-  Probabilities<Traits>::compute(params, view, r_s, r_p, [&](int pair) {
-    return load_query_pair(shared.lse[stage], pair, thread);
-  });
+  probabilities.compute(view, r_s, r_p,
+                        [&](int pair) { return load_query_pair(shared.lse[stage], pair, thread); });
   // ptxas would move most exponentials behind the wait, where dP does not cover them.
   if constexpr (Traits::kDqLast) order_before<N / 2>(r_s, &shared.never_written);
   // They hold half of delta, but not under a softcap: that half is loaded while dP runs.
-  constexpr int kPairs = N / 4, kAhead = Traits::kCapped ? 0 : kPairs / 2;
+  constexpr int kPairs = N / 4, kAhead = Traits::kFull ? 0 : kPairs / 2;
   float2 r_delta[kAhead + 1];
 #pragma unroll
   for (int pair = 0; pair < kAhead; ++pair)
     r_delta[pair] = load_query_pair(shared.delta[stage], pair, thread);
   wgmma_wait<0>();  // dP
   fence_operand(r_dp);
-  subtract_delta(r_dp, r_s, [&](int pair) {
+  probabilities.subtract(r_dp, r_s, [&](int pair) {
     return pair < kAhead ? r_delta[pair] : load_query_pair(shared.delta[stage], pair, thread);
   });
-  Probabilities<Traits>::round(r_s, r_p);
+  probabilities.round(r_s, r_p);
   pack_probabilities<Traits::kElement>(r_dp, r_ds);
 }
 
@@ -183,20 +182,22 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
                                          operand.dout_rows + stage * DoutTile::kBytes);
     if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
     if constexpr (Traits::kLists) mask.read(hide_from_optimizer(thread));
+    const Probabilities<Traits> probabilities(
+        params, work, Traits::kBiased ? mask.head(params, work, step - end + tiles) : 0);
     wgmma_wait<1>();  // S
     fence_operand(r_s);
     if constexpr (Traits::kPersistent) {
       if (is_first) wait_for_stored_keys<Traits>(shared, walked, warpgroup, thread);
     }
-    Probabilities<Traits>::remap(params, r_s);
-    mask.apply(r_s, m * kTileM, thread);
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
-    compute_ds<Traits>(params, shared, stage, thread,
-                       mask.template view<kTileM / 2>(m * kTileM, thread), r_s, r_dp, r_p, r_ds);
+    const auto view = mask.template view<kTileM / 2>(m * kTileM, thread);
+    probabilities.begin(view, r_s, r_p);
+    mask.apply(r_s, m * kTileM, thread);
+    compute_ds<Traits>(probabilities, shared, stage, thread, view, r_s, r_dp, r_p, r_ds);
     if constexpr (Traits::kPersistent) arrive_if(step + 1 == end, &shared.v_empty);
     // Under a softcap there are no registers for addresses that the compiler would compute early.
-    const int late_thread = Traits::kCapped ? hide_from_optimizer(thread) : thread,
-              late_warpgroup = Traits::kCapped ? hide_from_optimizer(warpgroup) : warpgroup;
+    const int late_thread = Traits::kFull ? hide_from_optimizer(thread) : thread,
+              late_warpgroup = Traits::kFull ? hide_from_optimizer(warpgroup) : warpgroup;
     store_ds<DsTile>(shared.ds[ds_stage], r_ds, late_warpgroup, late_thread);
     const auto issue_dk = [&]() __attribute__((always_inline)) {
       issue_add_ab<kElement, QTile>(r_dk, r_ds, operand.q_columns + stage * QTile::kBytes);

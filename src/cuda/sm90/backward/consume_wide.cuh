@@ -16,6 +16,7 @@
 #include "cuda/sm90/backward/produce_wide.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/store.cuh"
+#include "cuda/sm90/backward/tile_bias.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -56,10 +57,19 @@ __device__ __forceinline__ void store_p(typename Traits::Shared& shared, const f
   arrive(&shared.p_barriers.full[0]);
 }
 
+// dSᵀ of four elements of dPᵀ where weights may be dropped.
+__device__ __forceinline__ void subtract_of_kept(const BiasParams& biased, float* x,
+                                                 const float4& p, const float2& delta) {
+  const float scale = biased.dropped.threshold == 0 ? 1.f : biased.dropped.scale;
+  x[0] = ds_of_kept(x[0], p.x, scale, delta.x), x[1] = ds_of_kept(x[1], p.y, scale, delta.y);
+  x[2] = ds_of_kept(x[2], p.z, scale, delta.x), x[3] = ds_of_kept(x[3], p.w, scale, delta.y);
+}
+
 // Takes it and makes dSᵀ of it, in the place of dPᵀ. In halves: there are no registers for all of P
 // beside dK and dP.
 template <class Traits>
-__device__ __forceinline__ void make_ds(typename Traits::Shared& shared, float (&r_dp)[32],
+__device__ __forceinline__ void make_ds(const BackwardParams& params,
+                                        typename Traits::Shared& shared, float (&r_dp)[32],
                                         int tile, int thread) {
   const float* const delta = shared.delta[QueryState::at(tile).stage];  // there since dOut is
 #pragma unroll
@@ -74,6 +84,10 @@ __device__ __forceinline__ void make_ds(typename Traits::Shared& shared, float (
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       float* const x = &r_dp[4 * (first + j)];
+      if constexpr (Traits::kBiased) {
+        subtract_of_kept(kernel_params(params).biased, x, r_p[j], r_delta[j]);
+        continue;
+      }
       x[0] = r_p[j].x * (x[0] - r_delta[j].x), x[1] = r_p[j].y * (x[1] - r_delta[j].y);
       x[2] = r_p[j].z * (x[2] - r_delta[j].x), x[3] = r_p[j].w * (x[3] - r_delta[j].y);
     }
@@ -104,7 +118,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   };
   const auto issue_s = [&](QueryState at) {
     issue_abt<kElement, KTile, QTile>(r_s, k_rows, q_rows + at.stage * QTile::kBytes);
-    load_query_pairs(r_lse, shared.lse[at.stage], thread);
+    if constexpr (!Traits::kBiased) load_query_pairs(r_lse, shared.lse[at.stage], thread);
   };
 
   const int tiles = query_steps<Traits>(params, work);
@@ -121,14 +135,17 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     const auto [stage, phase] = QueryState::at(tile);
     const QueryState next = QueryState::at(tile + 1);
     if constexpr (Traits::kLists) m = mask.query_tile(stage);
-    Probabilities<Traits>::remap(params, r_s);
+    const Probabilities<Traits> probabilities(params, work,
+                                              Traits::kBiased ? mask.head(params, work, tile) : 0);
+    const auto view = mask.template view<Traits::kTileM / 2>(m * Traits::kTileM, thread);
+    probabilities.begin(view, r_s, r_p);
     mask.apply(r_s, m * Traits::kTileM, thread);
-    Probabilities<Traits>::compute(
-        params, mask.template view<Traits::kTileM / 2>(m * Traits::kTileM, thread), r_s, r_p,
-        [&](int pair) { return r_lse[pair]; });
+    probabilities.compute(view, r_s, r_p, [&](int pair) {
+      return Traits::kBiased ? load_query_pair(shared.lse[stage], pair, thread) : r_lse[pair];
+    });
     store_p<Traits>(shared, r_s, tile, thread);
     arrive(&shared.q_barriers.empty[stage]);
-    Probabilities<Traits>::round(r_s, r_p);
+    probabilities.round(r_s, r_p);
 
     wait(&shared.dout_barriers.full[stage], phase, "dout_full");
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
@@ -190,7 +207,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   for (int tile = 0; tile < tiles; ++tile) {
     const auto [stage, phase] = QueryState::at(tile);
     const DsState ds = DsState::at(tile);
-    make_ds<Traits>(shared, r_dp, tile, thread);
+    make_ds<Traits>(params, shared, r_dp, tile, thread);
     arrive(&shared.dout_barriers.empty[stage]);
     pack_probabilities<kElement>(r_dp, r_ds);
     // Before the next dP: dQ and dK wait for it.

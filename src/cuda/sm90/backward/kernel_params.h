@@ -4,12 +4,14 @@
 #pragma once
 
 #include "core/mask_lists.hpp"
+#include "cuda/device/score/bias.hpp"
 #include "cuda/sm90/backward/params.h"
 
 namespace flash3::cuda::sm90 {
 
 struct BackwardKernelParams : BackwardParams {
-  MaskMemory mask;  // only of a kernel that walks lists
+  MaskMemory mask;    // only of a kernel that walks lists
+  BiasParams biased;  // only of a kernel of biased scores
 };
 
 // The roles of such kernels have what all kernels' roles have.

@@ -8,5 +8,6 @@
 #include "cuda/sm90/backward/kernel.cuh"
 #include "cuda/sm90/backward/kernel_params.h"
 #include "cuda/sm90/backward/lists.cuh"
+#include "cuda/sm90/backward/tile_bias.cuh"
 #include "cuda/sm90/backward/tile_table.hpp"
 #include "cuda/sm90/device/instance.cuh"

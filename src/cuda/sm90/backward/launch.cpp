@@ -10,6 +10,7 @@
 #include "cuda/sm90/backward/auxiliary_kernels.hpp"
 #include "cuda/sm90/backward/kernel_params.h"
 #include "cuda/sm90/backward/plan.hpp"
+#include "cuda/sm90/host/bias_params.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -93,6 +94,7 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->heads_per_kv_head = int(problem.queries_per_kv_head());
   params->schedule = key_schedule(problem, plan);
   params->schedule.sequences = list;
+  if (c.score == ScoreKind::kBiased) params->biased = bias_params(problem, params->scale_log2);
   if (c.lists) params->mask = problem.mask_lists.memory();
   // Without rows nobody sets the ticket, and nobody needs it.
   params->ticket = workspace.all_tiles() > 0 ? ticket(problem, plan) : nullptr;
@@ -154,6 +156,19 @@ Status prepare_main(const BackwardProblem& problem, const BackwardPlan& plan,
   return {};
 }
 
+// What is added to scores has its gradient from what the main kernel read.
+Status prepare_bias(const BackwardProblem& problem, const BackwardPlan& plan,
+                    const BackwardWorkspace& workspace, Launches* launches) {
+  const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
+  return prepare(
+      problem, plan.bias,
+      {plan.rows, load_view(problem, problem.q, of_q, plan.q),
+       load_view(problem, problem.k, of_k, plan.k), load_view(problem, problem.v, of_k, plan.v),
+       load_view(problem, problem.dout, of_q, plan.dout),
+       plan.grid > 0 && workspace.all_tiles() > 0, workspace, sequence_list(problem, plan)},
+      launches);
+}
+
 void prepare_convert(const BackwardProblem& problem, const BackwardWorkspace& workspace,
                      Launches* launches) {
   const ConvertParams params{workspace,
@@ -175,6 +190,7 @@ Status prepare(const BackwardProblem& problem, const BackwardPlan& plan, Launche
   if (has_rows) prepare_preprocess(problem, plan, workspace, launches);
   if (problem.dsink.given && problem.heads_q > 0) prepare_sink(problem, workspace, launches);
   if (plan.grid > 0) FLASH3_CHECK(prepare_main(problem, plan, workspace, launches));
+  FLASH3_CHECK(prepare_bias(problem, plan, workspace, launches));
   if (has_rows) prepare_convert(problem, workspace, launches);
   return {};
 }

@@ -19,6 +19,7 @@ template <int kWords>
 struct alignas(16) ListedQueries {
   uint32_t words[kWords];
   MaskTile tile;
+  int head;  // of queries; only of a kernel of biased scores
 };
 template <class Common, BackwardConfig kRow>
   requires(kRow.lists)
@@ -160,6 +161,7 @@ struct MaskBeside<Traits, true> {
     MaskBlock block = at.block;
     if constexpr (Traits::kConfig.wide) block = as_quarter(block, part, stage);
     shared.listed[stage].tile = MaskTile::of<kQueryTilesOfBlock<Traits>>(block, part);
+    if constexpr (Traits::kBiased) shared.listed[stage].head = at.head;
     switch (at.block.kind()) {
       case kMaskRange: return kRangeBytes;
       case kMaskBits: return stages_bits(Traits::kConfig) ? kBitBytes : 0;
@@ -242,6 +244,10 @@ struct KeysMask<Traits, true> {
   __device__ __forceinline__ int query_tile(int q_stage) {
     stage = q_stage;
     return listed().tile();
+  }
+
+  __device__ __forceinline__ int head(const BackwardParams&, const KeyTile&, int) const {
+    return shared.listed[stage].head;
   }
 
   // Whether any query of the tile sees any of the warpgroup's keys.

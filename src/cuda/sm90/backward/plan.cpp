@@ -19,6 +19,7 @@ namespace {
 const BackwardKernel* find_kernel(const BackwardProblem& problem) {
   const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
   const ScoreKind score = score_kind(problem);
+  const BiasTerms terms = terms_of(problem);
   const bool band = needs_band(problem);
   // A length that is not known is taken for a long one, whatever the batch.
   const int64_t queries =
@@ -26,7 +27,8 @@ const BackwardKernel* find_kernel(const BackwardProblem& problem) {
   for (const BackwardKernel& kernel : backward_kernels()) {
     const BackwardConfig& c = kernel.config;
     if (kernel.element == element && c.lists == problem.mask_lists.given &&
-        (c.lists || c.band == band) && c.score == score && c.head_dim >= problem.head_dim &&
+        (c.lists || c.band == band) && c.score == score &&
+        (c.terms == BiasTerms::kAny || c.terms == terms) && c.head_dim >= problem.head_dim &&
         c.head_dim_v >= problem.head_dim_v && c.from_queries <= queries)
       return &kernel;
   }
@@ -199,6 +201,7 @@ Status plan(const BackwardProblem& problem, const Device& device, size_t* worksp
     plan->first_tile_offset = reserve(workspace, problem.batch + 1, sizeof(int));
   }
   plan_order(problem, device, counts, workspace, plan);
+  sm90::plan(problem, workspace, &plan->bias);
   return {};
 }
 

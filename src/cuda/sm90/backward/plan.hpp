@@ -12,6 +12,7 @@
 #include "cuda/host/launches.hpp"
 #include "cuda/sm90/backward/limits.hpp"
 #include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/bias_gradient/plan.hpp"
 #include "cuda/sm90/host/packed_copy.hpp"
 #include "cuda/varlen/varlen_schedule.hpp"
 
@@ -52,6 +53,8 @@ struct BackwardPlan {
   bool deterministic = false;  // blocks add to dQ in the order of dq_order()
   bool zeroed = false;         // dQ is zero-initialised; otherwise the first block stores
   bool counted = false;        // semaphores count the blocks that add to dQ
+
+  BiasGradientPlan bias;
 
   // Blocks take their key tiles by a ticket, in their order.
   bool has_ticket() const { return deterministic || kernel->config.persistent; }

@@ -8,7 +8,7 @@
 #include "cuda/device/score/mask.cuh"
 #include "cuda/device/score/mod.cuh"
 #include "cuda/device/score/transposed_views.hpp"
-#include "cuda/sm90/backward/traits.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -94,6 +94,12 @@ struct KeysMask<Traits, false> {
     }
   }
 
+  // The query head of the i-th query tile of the block's walk.
+  __device__ __forceinline__ int head(const BackwardParams& params, const KeyTile& work,
+                                      int i) const {
+    return QueryPlace(params, work, i).head;
+  }
+
   // The warpgroups meet once both have stored their dS.
   template <class Walked>
   __device__ __forceinline__ void meet(Walked&, int) const {
@@ -106,14 +112,36 @@ __device__ __forceinline__ float2 load_query_pair(const float* queries, int pair
   return load_shared(queries + thread % 4 * 2 + 8 * pair);
 }
 
-// What becomes of a tile's scores.
+// dSᵀ = Pᵀ ∘ (dPᵀ − delta), in the place of dPᵀ. delta(pair): as lse(pair).
+template <int N, class Delta>
+__device__ __forceinline__ void subtract_delta(float (&r_dp)[N], const float (&r_p)[N],
+                                               const Delta& delta) {
+#pragma unroll
+  for (int pair = 0; pair < N / 4; ++pair) {
+    const float2 x = delta(pair);
+#pragma unroll
+    for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
+      r_dp[i] = r_p[i] * (r_dp[i] - x.x);
+      r_dp[i + 1] = r_p[i + 1] * (r_dp[i + 1] - x.y);
+    }
+  }
+}
+
+// What becomes of a tile's scores. tile_bias.cuh has that of biased ones.
+template <class Traits, bool kBiased = Traits::kBiased>
+struct Probabilities;
 template <class Traits>
-struct Probabilities {
-  using Mod = ModOf<Traits::kCapped ? ScoreKind::kSoftcap : ScoreKind::kPlain>;
+struct Probabilities<Traits, false> {
+  using Mod = ModOf<Traits::kConfig.score>;
+  const BackwardParams& params;
+
+  __device__ __forceinline__ Probabilities(const BackwardParams& p, const KeyTile&, int)
+      : params(p) {}
 
   // Of raw scores, before the mask.
   template <int N>
-  static __device__ __forceinline__ void remap(const BackwardParams& params, float (&r_s)[N]) {
+  __device__ __forceinline__ void begin(const KeysByQueries<N>&, float (&r_s)[N],
+                                        uint32_t (&)[N / 2]) const {
     if constexpr (Mod::kRemaps) remap_tile(Mod::of(params), r_s);
   }
 
@@ -122,9 +150,8 @@ struct Probabilities {
   // into r_p then; else round() does that. Both are 0 for hidden pairs. view: of the scores;
   // lse(pair): of the pair-th two neighbouring queries.
   template <int N, class Lse>
-  static __device__ __forceinline__ void compute(const BackwardParams& params,
-                                                 const KeysByQueries<N>& view, float (&r_s)[N],
-                                                 uint32_t (&r_p)[N / 2], const Lse& lse) {
+  __device__ __forceinline__ void compute(const KeysByQueries<N>& view, float (&r_s)[N],
+                                          uint32_t (&r_p)[N / 2], const Lse& lse) const {
     using View = KeysByQueries<N>;
     const Mod mod = Mod::of(params);
     const float scale_log2 = params.scale_log2;
@@ -150,27 +177,18 @@ struct Probabilities {
     }
   }
 
+  template <int N, class Delta>
+  static __device__ __forceinline__ void subtract(float (&r_dp)[N], const float (&r_p)[N],
+                                                  const Delta& delta) {
+    subtract_delta(r_dp, r_p, delta);
+  }
+
   // Pᵀ as operand, if compute() has not made it yet.
   template <int N>
   static __device__ __forceinline__ void round(const float (&r_s)[N], uint32_t (&r_p)[N / 2]) {
     if constexpr (!Mod::kSlope) pack_probabilities<Traits::kElement>(r_s, r_p);
   }
 };
-
-// dSᵀ = Pᵀ ∘ (dPᵀ − delta), in the place of dPᵀ. delta(pair): as lse(pair).
-template <int N, class Delta>
-__device__ __forceinline__ void subtract_delta(float (&r_dp)[N], const float (&r_p)[N],
-                                               const Delta& delta) {
-#pragma unroll
-  for (int pair = 0; pair < N / 4; ++pair) {
-    const float2 x = delta(pair);
-#pragma unroll
-    for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
-      r_dp[i] = r_p[i] * (r_dp[i] - x.x);
-      r_dp[i + 1] = r_p[i + 1] * (r_dp[i + 1] - x.y);
-    }
-  }
-}
 
 // ---- dQ = dS·K: each function issues one product and commits it as one group ----
 

@@ -37,6 +37,20 @@ inline constexpr BackwardConfig kBackwardConfigs[] = {
     {.head_dim = 256, .head_dim_v = 256, .lists = true, .tile_m = 64, .tile_n = 64, .wide = true},
     {.head_dim = 128, .head_dim_v = 128, .lists = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 128},
     {.head_dim = 256, .head_dim_v = 256, .lists = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 64, .wide = true},
+    // Biased scores, with a softcap too: under any band, and under masks as lists. Not measured.
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kSlopes, .tile_m = 128, .tile_n = 128, .persistent = true},
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kTable, .tile_m = 128, .tile_n = 128, .persistent = true},
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kPairs, .tile_m = 128, .tile_n = 128, .persistent = true},
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kDropout, .tile_m = 96, .tile_n = 128, .persistent = true},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kSlopes, .tile_m = 64, .tile_n = 128, .persistent = true},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kTable, .tile_m = 64, .tile_n = 128, .persistent = true},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kPairs, .tile_m = 64, .tile_n = 128, .persistent = true},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kDropout, .tile_m = 64, .tile_n = 128, .persistent = true},
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kBiased, .tile_m = 80, .tile_n = 128, .persistent = true},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kBiased, .tile_m = 64, .tile_n = 128},
+    {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kBiased, .tile_m = 64, .tile_n = 64, .wide = true},
+    {.head_dim = 128, .head_dim_v = 128, .lists = true, .score = ScoreKind::kBiased, .tile_m = 64, .tile_n = 128},
+    {.head_dim = 256, .head_dim_v = 256, .lists = true, .score = ScoreKind::kBiased, .tile_m = 64, .tile_n = 64, .wide = true},
 };
 // clang-format on
 

@@ -43,6 +43,9 @@ struct BackwardTraits {
   static constexpr bool kBand = kConfig.band;
   static constexpr bool kLists = kConfig.lists;
   static constexpr bool kCapped = kConfig.score == ScoreKind::kSoftcap;
+  static constexpr bool kBiased = kConfig.score == ScoreKind::kBiased;
+  // Scores take all registers that there are.
+  static constexpr bool kFull = kCapped || (kBiased && kConfig.terms == BiasTerms::kAny);
   static constexpr int kHeadDim = kConfig.head_dim;
   static constexpr int kHeadDimV = kConfig.head_dim_v;
   static constexpr int kTileM = kConfig.tile_m;
@@ -52,7 +55,7 @@ struct BackwardTraits {
   static constexpr int kOwnQuads = kConfig.fragment_quads() / kConsumerWarpgroups;  // staged dQ
   // dQ is a query tile's last product, not dK, and half of the exponentials are held under dP. At
   // d 64 products are half as long beside as many exponentials; d 128 is 2 to 5 % slower with it.
-  static constexpr bool kDqLast = kHeadDim == 64 && !kCapped;
+  static constexpr bool kDqLast = kHeadDim == 64 && !kFull;
 
   using Params = BackwardKernelParams;
   using KeyState = PipelineState<kKeySlots>;  // of a key tile: its work and its K

@@ -23,7 +23,7 @@ int slot_rows_of(const ForwardProblem& problem) {
   const int64_t longest = std::max(problem.seq_q, problem.seq_k);
   const bool bounded = problem.sequences_q.bounded && problem.sequences_k.bounded;
   if (!problem.is_ragged() || problem.has_cache() || !bounded || longest > HeadPack::kRows ||
-      may_hide_keys(problem))
+      may_hide_keys(problem) || is_biased(problem))
     return 0;
   return std::max(16, int(std::bit_ceil(uint64_t(longest))));
 }
@@ -84,6 +84,17 @@ bool has_list_rival(const ForwardConfig& c, int granularity) {
          });
 }
 
+// Whether the row takes any biased scores where another one has the call's alone.
+bool has_terms_rival(const ForwardConfig& c, BiasTerms terms) {
+  return c.score == ScoreKind::kBiased && c.terms != terms &&
+         (c.terms != BiasTerms::kAny ||
+          std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
+            return other.score == c.score && other.terms == terms && other.lists == c.lists &&
+                   other.paged == c.paged && other.split == c.split &&
+                   other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
+          }));
+}
+
 // Whether the keys are those of a cache: paged kernels find them, with a table and without one.
 bool reads_cache(const ForwardProblem& problem) {
   const Sequences &q = problem.sequences_q, &k = problem.sequences_k;
@@ -140,6 +151,7 @@ void for_each_choice(const ForwardProblem& problem,
   if (!takes(problem.dtype)) return;
   const Element element = element_type(problem.dtype);
   const ScoreKind score = score_kind(problem);
+  const BiasTerms terms = terms_of(problem);
   const bool lists = problem.mask_lists.given;
   const bool band = needs_band(problem), split = !lists && splits_keys(problem, element),
              widened = problem.widens_keys(), paged = split || widened || has_table(problem);
@@ -153,7 +165,7 @@ void for_each_choice(const ForwardProblem& problem,
     const ForwardConfig& c = kernel.config;
     const bool serves = c.paged == paged || (c.paged && packs_in_paged);
     if (c.score != score || !serves || c.split != split || c.lists != lists ||
-        c.widened() != widened || c.head_dim < problem.head_dim ||
+        has_terms_rival(c, terms) || c.widened() != widened || c.head_dim < problem.head_dim ||
         c.head_dim_v < problem.head_dim_v) {
       continue;
     }
@@ -166,8 +178,8 @@ void for_each_choice(const ForwardProblem& problem,
     if (c.paged ? cache_box_rows(problem.cache, rows_at_once(c)) == 0 : !lists && c.band != band)
       continue;
     if (c.paged == paged) visit(ForwardChoice{&kernel, HeadPack{}});
-    if (c.fp8() && !c.row_scales()) continue;  // a warpgroup's rows have one scale
-    if (c.lists) continue;                     // a list is of one head
+    if (c.fp8() && !c.row_scales()) continue;                // a warpgroup's rows have one scale
+    if (c.lists || c.score == ScoreKind::kBiased) continue;  // a list or a bias is of one head
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
     for (int heads = 2; heads <= most; ++heads) {
       if (problem.queries_per_kv_head() % heads == 0)

@@ -34,6 +34,7 @@ struct ForwardConfig {
   bool band = false;   // masks by the band; otherwise only the end of the keys
   bool lists = false;  // walks the lists of a mask (load_lists.cuh)
   ScoreKind score = ScoreKind::kPlain;
+  BiasTerms terms = BiasTerms::kAny;  // of a kernel of biased scores
   Operands operands = Operands::k16Bit;
   bool paged = false;  // a table may tell where keys lie (load_pages.cuh, load_fp8_pages.cuh)
   bool split = false;  // several blocks may share the keys of a work tile (split.cuh)

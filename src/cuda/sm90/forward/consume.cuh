@@ -21,7 +21,7 @@
 namespace flash3::cuda::sm90 {
 
 // How a consumer walks over key tiles: over those of a work tile, of which its rows see ranges of
-// keys. seen_keys.cuh has the walk over lists.
+// keys. list_walk.cuh has the walk over lists.
 template <class Traits, bool kLists = Traits::kLists>
 struct KeyWalk;
 template <class Traits>
@@ -56,6 +56,25 @@ struct KeyWalk<Traits, false> {
   }
 };
 
+// What scores get by their place, and which weights are dropped: nothing and none. tile_bias.cuh
+// has that of biased scores.
+template <class Traits, ScoreKind kScore = Traits::kScore>
+struct TileBias {
+  template <class Consumer>
+  static __device__ __forceinline__ TileBias begin(const Consumer&) {
+    return {};
+  }
+  template <class Tile>
+  __device__ __forceinline__ bool apply(Tile&) const {
+    return false;
+  }
+  template <class Tile>
+  __device__ __forceinline__ void apply_rarely(Tile&) const {}
+  template <class Tile>
+  __device__ __forceinline__ void drop(Tile&) const {}
+  __device__ __forceinline__ void scale_normalisation(float (&)[2]) const {}
+};
+
 template <class Traits, class Operands, class Store>
 struct Consumer {
   using QTile = typename Traits::QTile;
@@ -63,6 +82,7 @@ struct Consumer {
   using VTile = typename Traits::VTile;
   using KvState = typename Traits::KvState;
   using Walk = KeyWalk<Traits>;
+  using Bias = TileBias<Traits>;
   using Rows = FinishedRows<Traits>;
   using OperandsType = Operands;
   using StoreType = Store;
@@ -100,6 +120,7 @@ struct Consumer {
     float (&alpha)[2];     // what the thread's two rows of `output` are to be multiplied by
     int row, key_in_tile;  // of element 0 of `scores`
     typename Walk::OfWorkTile walked;
+    Bias bias;
 
     __device__ __forceinline__ View view() const {
       return {row, Walk::number(*this) * kTileN + key_in_tile};
@@ -346,13 +367,19 @@ struct Consumer {
   // Masks the scores and raises the rows' maxima; true if O must be rescaled.
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
     tile.operands.scale_scores(tile);
+    const bool rare = tile.bias.apply(tile);
     const auto mask = [&] { Walk::mask(*this, tile); };
     bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
     if constexpr (kLists) masked = tile.walked.seen.masked;
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
-      if (masked) mask();
+      if constexpr (Traits::kScore != ScoreKind::kBiased) {
+        if (masked) mask();
+      } else if (masked || rare) {
+        if (rare) tile.bias.apply_rarely(tile);
+        if (masked) mask();
+      }
       return tile.softmax.begin_tile(tile.scores, tile.alpha);
     }
   }
@@ -413,7 +440,8 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .alpha = alpha,
                                  .row = c.row,
                                  .key_in_tile = c.key_in_tile,
-                                 .walked = Consumer::Walk::begin(c)};
+                                 .walked = Consumer::Walk::begin(c),
+                                 .bias = Consumer::Bias::begin(c)};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);

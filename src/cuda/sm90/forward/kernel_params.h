@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/mask_lists.hpp"
+#include "cuda/device/score/bias.hpp"
 #include "cuda/sm90/forward/params_fp8.h"
 
 namespace flash3::cuda::sm90 {
@@ -33,6 +34,7 @@ struct ForwardKernelParams : ScaledForwardParams {
   KeyPages pages;     // only of a paged kernel
   SplitSlots splits;  // only of a split kernel
   MaskMemory mask;    // only of a kernel that walks lists
+  BiasParams biased;  // only of a kernel of biased scores
 };
 
 // The roles of such kernels have what all kernels' roles have.

@@ -13,5 +13,6 @@
 #include "cuda/sm90/forward/load_lists.cuh"
 #include "cuda/sm90/forward/load_pages.cuh"
 #include "cuda/sm90/forward/softcap_fp8.cuh"
+#include "cuda/sm90/forward/tile_bias.cuh"
 #include "cuda/sm90/forward/tile_table.hpp"
 #include "cuda/sm90/forward/transpose_ahead.cuh"

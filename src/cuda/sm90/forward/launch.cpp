@@ -9,6 +9,7 @@
 #include "cuda/host/views.hpp"
 #include "cuda/sm90/forward/kernel_params.h"
 #include "cuda/sm90/forward/plan.hpp"
+#include "cuda/sm90/host/bias_params.hpp"
 #include "cuda/sm90/host/packed_copy.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
@@ -121,6 +122,10 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   if (problem.softcap > 0.f) {
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
     params.score_slack = slack / params.softcap.a;  // P is nowhere steeper than at 0
+  }
+  if (config.score == ScoreKind::kBiased) {
+    params.biased = bias_params(problem, problem.softcap > 0.f ? 1.f : params.scale_log2);
+    params.score_slack = slack;
   }
   params.least_exact = problem.max_logits.wanted ? 0.f : -params.score_slack;
 

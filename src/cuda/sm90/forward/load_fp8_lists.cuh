@@ -4,7 +4,7 @@
 
 #include "cuda/sm90/forward/list_place.cuh"
 #include "cuda/sm90/forward/load_fp8.cuh"
-#include "cuda/sm90/forward/seen_keys.cuh"
+#include "cuda/sm90/forward/list_walk.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -14,6 +14,8 @@ std::string explain_mask(const Problem& problem) {
 }
 
 void explain_scores(ScoreKind score, Explanation* out) {
+  if (score == ScoreKind::kBiased)
+    out->add("scores", "with what depends on their place, added tile by tile");
   if (score == ScoreKind::kSoftcap)
     out->add("scores", "capped by a polynomial; those above half the cap are remapped first");
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "core/message.hpp"
@@ -31,17 +32,57 @@ inline bool may_hide_keys(const Problem& p) {
 
 constexpr TileMaskRule tile_mask_rule(const MaskRule& rule) { return rule.narrowed(kMaxLength); }
 
+// What makes scores depend on their place, or drops weights, by the name of its option.
+struct BiasTerm {
+  BiasTerms term;
+  const char* name;
+  bool given;
+};
+using BiasList = std::array<BiasTerm, 3>;
+inline BiasList bias_terms(const Problem& p) {
+  return {{{BiasTerms::kSlopes, "alibi_slopes", p.alibi_slopes.given},
+           {BiasTerms::kTable, "bias_table", p.bias_table.given},
+           {BiasTerms::kPairs, "bias", p.bias.given}}};
+}
+inline bool is_biased(const Problem& p) {
+  return std::ranges::any_of(bias_terms(p), &BiasTerm::given);
+}
+// The first that is given; one is.
+inline const char* bias_name(const Problem& p) {
+  const BiasList terms = bias_terms(p);
+  return std::ranges::find_if(terms, &BiasTerm::given)->name;
+}
+// Which kernel of biased scores suits best: one for the one term that there is, or for any.
+inline BiasTerms terms_of(const Problem& p) {
+  const BiasList terms = bias_terms(p);
+  if (p.softcap > 0.f || std::ranges::count_if(terms, &BiasTerm::given) != 1)
+    return BiasTerms::kAny;
+  return std::ranges::find_if(terms, &BiasTerm::given)->term;
+}
+
 inline ScoreKind score_kind(const Problem& p) {
+  if (is_biased(p)) return ScoreKind::kBiased;
   return p.softcap > 0.f ? ScoreKind::kSoftcap : ScoreKind::kPlain;
 }
 
-// Softcaps have band kernels alone: a band may hide nothing.
+// Scores that are not plain have band kernels alone: a band may hide nothing.
 inline bool needs_band(const Problem& p) {
-  return score_kind(p) == ScoreKind::kSoftcap || may_hide(p);
+  return score_kind(p) != ScoreKind::kPlain || may_hide(p);
 }
 
 inline RowIndexing indexing_of(const Problem& p) {
   return p.is_ragged() ? RowIndexing::kRagged : RowIndexing::kBySequence;
+}
+
+constexpr const char* suffix_of(BiasTerms terms) {
+  switch (terms) {
+    case BiasTerms::kAny: return "_biased";
+    case BiasTerms::kSlopes: return "_slopes";
+    case BiasTerms::kTable: return "_table";
+    case BiasTerms::kPairs: return "_pairs";
+    case BiasTerms::kDropout: return "_dropout";
+  }
+  return "";
 }
 
 // "fwd_bf16_d192x128_band_128x128", "fwd_fp16_d64_paged_softcap_192x128",
@@ -56,10 +97,11 @@ std::string kernel_id(const char* family, Element element, const Config& c, int 
                        : "";
   if constexpr (requires { c.lists; })
     if (c.lists) keys = "_lists";
-  const char* kind = c.score == ScoreKind::kSoftcap ? "_softcap"
-                     : *keys                        ? ""
-                     : c.band                       ? "_band"
-                                                    : "_full";
+  const char* kind = c.score == ScoreKind::kSoftcap  ? "_softcap"
+                     : c.score == ScoreKind::kBiased ? suffix_of(c.terms)
+                     : *keys                         ? ""
+                     : c.band                        ? "_band"
+                                                     : "_full";
   return message(family, "_", short_name(element), "_d", c.head_dim,
                  c.head_dim_v == c.head_dim ? "" : message("x", c.head_dim_v), keys, kind, "_",
                  tile_m, "x", c.tile_n);

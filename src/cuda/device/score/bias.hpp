@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// What scores get by their place, and which weights are dropped: what kernels are told of it. Plain
+// data, host and device.
+#pragma once
+
+#include "core/dropout.hpp"
+#include "cuda/device/types.hpp"
+
+namespace flash3::cuda {
+
+// Null pointers: there is none of it. Strides are in elements, and 0 where one element serves all.
+struct ScoreBias {
+  // ALiBi's: [batch, heads_q].
+  const float* slopes;
+  long long slopes_batch, slopes_head;
+
+  // By the distance j − i', cut to ±reach: [heads_q, 2·reach + 1].
+  const float* table;
+  long long table_head;
+  int reach;
+
+  // Of each query and key: [batch, heads_q, rows, keys].
+  const void* pairs;
+  FloatType type;
+  long long pairs_batch, pairs_head, pairs_row, pairs_key;
+  bool in_twos;  // 16 bits: keys 2i and 2i + 1 of any row lie in four aligned bytes
+
+  bool capped;         // by the kernel's softcap before
+  bool no_later_keys;  // the mask hides all keys after i'
+};
+
+// See core/dropout.hpp.
+struct DroppedWeights {
+  unsigned threshold;               // 0: none is dropped
+  float scale;                      // of those that are kept
+  const unsigned long long* state;  // seed and offset on the device; null: these
+  unsigned long long seed, offset;
+};
+
+struct BiasParams {
+  ScoreBias bias;
+  DroppedWeights dropped;
+  int heads_q;
+  float scale_log2;  // of raw scores; capped: of what the softcap makes of them
+};
+
+}  // namespace flash3::cuda

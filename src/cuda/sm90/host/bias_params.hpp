@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels of biased scores are told of a call: one place for forward and backward.
+#pragma once
+
+#include "cuda/device/score/bias.hpp"
+#include "cuda/sm90/host/kernel_kind.hpp"
+
+namespace flash3::cuda::sm90 {
+
+// scale_log2: what brings a raw score, or what the kernel's softcap makes of it, to base 2.
+inline BiasParams bias_params(const Problem& p, float scale_log2) {
+  BiasParams params{};
+  params.heads_q = int(p.heads_q);
+  params.scale_log2 = scale_log2;
+  ScoreBias& bias = params.bias;
+  bias.slopes = p.alibi_slopes.data;
+  bias.slopes_batch = p.alibi_slopes.stride_batch;
+  bias.slopes_head = p.alibi_slopes.stride_head;
+  bias.table = p.bias_table.data;
+  bias.table_head = p.bias_table.stride_head;
+  bias.reach = int(std::min<Index>(p.bias_table.distance, kMaxLength));
+  if (p.bias.given) bias.type = float_type(p.bias.dtype);
+  bias.pairs = p.bias.data;
+  bias.pairs_batch = p.bias.stride_batch;
+  bias.pairs_head = p.bias.stride_head;
+  bias.pairs_row = p.bias.stride_row;
+  bias.pairs_key = p.bias.stride_key;
+  bias.capped = p.softcap > 0.f;
+  bias.no_later_keys = p.mask_rule.window_right == 0;
+  return params;
+}
+
+}  // namespace flash3::cuda::sm90

@@ -4,7 +4,7 @@
 What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. FP8 tensors
 (float8_e4m3fn) give a bfloat16 result; q_descale, k_descale and v_descale are their scales, float32 [batch, heads_k]. num_splits,
 pack_gqa and sm_margin are hints, on which no result depends. Beyond upstream: scales for the tensor, [1], or for blocks of tokens,
-as flash3.attention has them, s_aux (an attention sink, with its gradient), gradients through the LSE and with attention_chunk, page
+as flash3.attention has them, dropout_p on the CPU, which torch's generator seeds, s_aux (an attention sink, with its gradient), gradients through the LSE and with attention_chunk, page
 tables in flash_attn_varlen_func, head dims that are no multiples of 8, and the CPU. qv has no gradients.
 """
 import functools
@@ -12,6 +12,7 @@ import operator
 
 import torch
 
+from flash3._dropout import draw_state
 from flash3._options import number_of
 from flash3._torch import eager, run_forward
 from flash3._torch_kv_cache import run_now
@@ -76,17 +77,19 @@ def _takes_window_at(position):
 
 def _forward(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale,
              v_descale, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin, s_aux, deterministic,
-             with_lse=True, out_=None):
+             with_lse=True, out_=None, dropout_p=0.0):
     """(out, softmax_lse) of a call without a cache; without with_lse the second may be None."""
     left, right = _window(window_size, -1, -1)
     softmax_scale, softcap = _number(softmax_scale), number_of("softcap", softcap)
     if max_seqlen_q is not None or max_seqlen_k is not None:
         max_seqlen_q, max_seqlen_k = _length(max_seqlen_q), _length(max_seqlen_k)
-    if out_ is None and type(q) is type(k) is type(v) is torch.Tensor and not is_seen():
-        # Nobody asks for the operator by its name: without it, and what an operator in Python costs.
+    if dropout_p or out_ is None and type(q) is type(k) is type(v) is torch.Tensor and not is_seen():
+        # The operator has no dropout. Or nobody asks for the operator by its name: without it, and what an operator in Python costs.
         options = forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale,
                                   k_descale, v_descale, softmax_scale, causal, left, right, attention_chunk, softcap, sm_margin,
                                   s_aux, deterministic, qv)
+        if dropout_p:
+            options["dropout_p"], options["dropout_state"] = number_of("dropout_p", dropout_p), draw_state(q.device)
         try:
             return run_forward(q, k, v, options, with_lse)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -164,10 +167,8 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descal
         out = eager(q, k, v, options)
         if out is not None:
             return out
-    if dropout_p:
-        refuse(dropout_p=dropout_p)
     out, lse = _forward(q, k, v, qv, None, None, None, None, None, None, q_descale, k_descale, v_descale, softmax_scale, causal,
-                        window_size, attention_chunk, softcap, sm_margin, s_aux, deterministic, return_attn_probs)
+                        window_size, attention_chunk, softcap, sm_margin, s_aux, deterministic, return_attn_probs, dropout_p=dropout_p)
     return (out, lse) if return_attn_probs else out
 
 
@@ -181,13 +182,13 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     With page_table, or block_table, which is the same, k and v are pages, [pages, page_size, heads_k, dim], and the keys that count
     are seqused_k's or, without it, as many as lie between the elements of cu_seqlens_k.
     """
-    if dropout_p:
-        refuse(dropout_p=dropout_p)
     page_table = _either("page_table", page_table, "block_table", block_table)
+    if dropout_p and page_table is not None:
+        refuse(dropout_p=dropout_p)
     if page_table is None:
         out, lse = _forward(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale,
                             k_descale, v_descale, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin, s_aux,
-                            deterministic, return_attn_probs)
+                            deterministic, return_attn_probs, dropout_p=dropout_p)
     else:
         if seqused_k is None and cu_seqlens_k is not None:
             seqused_k = cu_seqlens_k.diff()

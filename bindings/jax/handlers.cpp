@@ -43,6 +43,7 @@ flash3_dtype dtype_of(ffi::DataType type) {
     case ffi::DataType::BF16: return FLASH3_BFLOAT16;
     case ffi::DataType::F32: return FLASH3_FLOAT32;
     case ffi::DataType::S32: return FLASH3_INT32;
+    case ffi::DataType::S64: return FLASH3_INT64;
     case ffi::DataType::F8E4M3FN: return FLASH3_FLOAT8_E4M3;
     case ffi::DataType::PRED: return FLASH3_UINT8;  // a byte, 0 or 1
     default: return FLASH3_DTYPE_NONE;              // the library refuses it by the tensor's name

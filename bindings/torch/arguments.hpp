@@ -63,7 +63,7 @@ constexpr const ParamField* field_of(std::string_view name) {
 // An operator's schema, and its arguments in their order.
 template <class Params>
 struct Schema {
-  static constexpr size_t kMost = 48;
+  static constexpr size_t kMost = 64;
 
   const char* text;
   Argument arguments[kMost] = {};

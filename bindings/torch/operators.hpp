@@ -15,7 +15,8 @@ inline constexpr Schema<flash3_forward_params> kForward(
     "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, Tensor? q_scale=None, Tensor? "
     "k_scale=None, Tensor? v_scale=None, bool compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, "
     "int fp8_sums=0, ScalarType? out_dtype=None, Tensor? qv=None, Tensor? mask=None, int[] mask_fields=[], int "
-    "mask_alignment=0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> (Tensor, "
+    "mask_alignment=0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None, float "
+    "dropout_p=0., SymInt dropout_seed=0, SymInt dropout_offset=0, Tensor? dropout_state=None) -> (Tensor, "
     "Tensor)");
 
 inline constexpr Schema<flash3_forward_params> kInference(
@@ -30,7 +31,8 @@ inline constexpr Schema<flash3_forward_params> kForwardOut(
     "deterministic=False, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, bool "
     "compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, int fp8_sums=0, Tensor? qv=None, bool "
     "fill_padding=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, Tensor(c!)? "
-    "max_logits=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> ()");
+    "max_logits=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None, float "
+    "dropout_p=0., SymInt dropout_seed=0, SymInt dropout_offset=0, Tensor? dropout_state=None) -> ()");
 
 inline constexpr Schema<flash3_backward_params> kBackward(
     "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float "
@@ -38,7 +40,8 @@ inline constexpr Schema<flash3_backward_params> kBackward(
     "window_right=-1, float softcap=0., SymInt chunk=0, Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? "
     "cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, bool deterministic=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, "
-    "Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> (Tensor, Tensor, Tensor, Tensor)");
+    "Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None, float dropout_p=0., SymInt "
+    "dropout_seed=0, SymInt dropout_offset=0, Tensor? dropout_state=None) -> (Tensor, Tensor, Tensor, Tensor)");
 
 inline constexpr Schema<flash3_backward_params> kBackwardOut(
     "backward_out(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor(a!) "
@@ -48,7 +51,8 @@ inline constexpr Schema<flash3_backward_params> kBackwardOut(
     "seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, bool "
     "fill_padding=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, Tensor? "
     "alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None, Tensor(e!)? dbias=None, Tensor(f!)? "
-    "dbias_table=None, Tensor(g!)? dalibi_slopes=None) -> ()");
+    "dbias_table=None, Tensor(g!)? dalibi_slopes=None, float dropout_p=0., SymInt dropout_seed=0, SymInt "
+    "dropout_offset=0, Tensor? dropout_state=None) -> ()");
 
 inline constexpr Schema<flash3_quantize_params> kQuantize(
     "quantize(Tensor? q=None, Tensor? k=None, Tensor? v=None, int scale_ndim=3, SymInt heads_k=0, Tensor? "
@@ -156,7 +160,8 @@ inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForw
 inline constexpr char kAttentionOptions[] =
     "causal window softmax_scale softcap chunk sink cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k "
     "seqused_q seqused_k deterministic q_scale k_scale v_scale out_dtype compute rotation_seed sm_margin "
-    "fp8_sums return_lse qv mask_alignment max_logits alibi_slopes bias bias_table mask";
+    "fp8_sums return_lse qv mask_alignment max_logits alibi_slopes bias bias_table dropout_state dropout_p "
+    "seed offset mask";
 
 inline constexpr char kAttentionWithKvCacheOptions[] =
     "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "

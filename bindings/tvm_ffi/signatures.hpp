@@ -11,7 +11,8 @@ namespace flash3_tvm_ffi {
 inline constexpr auto kForward = arguments_of<flash3_forward_params>(
     "q k v out lse softmax_scale causal window_left window_right softcap chunk sink cu_seqlens_q cu_seqlens_k "
     "seqused_q seqused_k max_seqlen_q max_seqlen_k q_scale k_scale v_scale compute rotation_seed sm_margin "
-    "backend num_threads workspace qv mask_alignment max_logits mask mask_fields alibi_slopes bias bias_table");
+    "backend num_threads workspace qv mask_alignment max_logits mask mask_fields alibi_slopes bias bias_table "
+    "dropout_p dropout_seed dropout_offset dropout_state");
 
 inline constexpr auto kAttentionWithKvCache = arguments_of<flash3_forward_params>(
     "q k v out lse seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos "
@@ -22,7 +23,8 @@ inline constexpr auto kAttentionWithKvCache = arguments_of<flash3_forward_params
 inline constexpr auto kBackward = arguments_of<flash3_backward_params>(
     "dout q k v out lse dq dk dv dlse dsink softmax_scale causal window_left window_right softcap chunk sink "
     "cu_seqlens_q cu_seqlens_k seqused_q seqused_k max_seqlen_q max_seqlen_k deterministic backend num_threads "
-    "workspace mask_alignment mask mask_fields alibi_slopes bias bias_table dbias dbias_table dalibi_slopes");
+    "workspace mask_alignment mask mask_fields alibi_slopes bias bias_table dbias dbias_table dalibi_slopes "
+    "dropout_p dropout_seed dropout_offset dropout_state");
 
 inline constexpr auto kQuantize = arguments_of<flash3_quantize_params>(
     "q k v q_out k_out v_out q_scale k_scale v_scale rotate rotation_seed rotary_cos rotary_sin "

@@ -71,6 +71,10 @@ struct Forward {
   Tensor alibi_slopes{};
   Tensor bias{};
   Tensor bias_table{};
+  float dropout_p = 0.f;
+  uint64_t dropout_seed = 0;
+  uint64_t dropout_offset = 0;
+  Tensor dropout_state{};
   /// @}
 
   /// The C struct of this call.
@@ -129,6 +133,10 @@ struct Forward {
     p.alibi_slopes = alibi_slopes;
     p.bias = bias;
     p.bias_table = bias_table;
+    p.dropout_p = dropout_p;
+    p.dropout_seed = dropout_seed;
+    p.dropout_offset = dropout_offset;
+    p.dropout_state = dropout_state;
     return p;
   }
 };
@@ -178,6 +186,10 @@ struct Backward {
   Tensor dbias{};
   Tensor dbias_table{};
   Tensor dalibi_slopes{};
+  float dropout_p = 0.f;
+  uint64_t dropout_seed = 0;
+  uint64_t dropout_offset = 0;
+  Tensor dropout_state{};
   /// @}
 
   /// The C struct of this call.
@@ -224,6 +236,10 @@ struct Backward {
     p.dbias = dbias;
     p.dbias_table = dbias_table;
     p.dalibi_slopes = dalibi_slopes;
+    p.dropout_p = dropout_p;
+    p.dropout_seed = dropout_seed;
+    p.dropout_offset = dropout_offset;
+    p.dropout_state = dropout_state;
     return p;
   }
 };

@@ -12,8 +12,7 @@
  *
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
- *   2. flash3_forward_workspace() returns the bytes of scratch memory that the call needs (often
- * 0).
+ *   2. flash3_forward_workspace() returns the bytes of scratch memory that the call needs.
  *   3. flash3_forward() enqueues the work on params.stream (Hopper), or does it (CPU).
  *   flash3_backward, flash3_quantize and flash3_merge are called in the same way.
  *
@@ -233,15 +232,13 @@ typedef struct flash3_forward_params {
   int32_t rotary_interleaved;     /**< 1: dimensions 2i and 2i + 1 */
   /** @} */
 
-  /** Multiprocessors that a forward leaves to other kernels on Hopper, ≥ 0; no result depends on
-   * it. */
+  /** Multiprocessors that a forward leaves to others on Hopper, ≥ 0; no result depends on it. */
   int32_t sm_margin;
   /** One of flash3_forward_schedule (schedule.h), on which no result depends; NULL: its own. */
   const flash3_schedule* schedule;
   /** A second part of q, which is multiplied with v: scores are softmax_scale · (Q·Kᵀ + Qv·Vᵀ), as
    * those of multi-head latent attention (DeepSeek-V2), whose v is the latent part of a key and k
-   * the other. The shape of out and the dtype of q; head_dim + head_dim_v ≤ 576, no FP8; all zero:
-   * none. */
+   * the other. out's shape and q's dtype; head_dim + head_dim_v ≤ 576, no FP8; all zero: none. */
   flash3_tensor qv;
   int32_t fp8_sums; /**< flash3_fp8_sums, where q is FP8 or becomes it; a CPU's are float32 */
   /** Which drafts a query sees: bit j of query i's word says whether it sees key seq_k − seq_q +
@@ -257,11 +254,10 @@ typedef struct flash3_forward_params {
   int32_t fill_padding;
   int32_t mask_alignment; /**< flash3_mask_alignment, for each sequence; not with tree_mask */
   /** Written: [heads_q] or [batch, heads_q, seq_q] float32: the largest score that each head saw,
-   * or each row, laid out as lse: scaled, capped, and with what bias, bias_table and alibi_slopes
-   * make of it; −∞ where none was seen. The sink is no score. Where a score is NaN, that of its row
-   * and of its head is undefined. On a GPU k and v are neither FP8 nor become it, and out and lse
-   * may differ in their last bits from those of a call without. Has no gradient. All zero: not
-   * wanted. */
+   * or each row, laid out as lse: scaled, capped, with bias, bias_table and alibi_slopes; −∞ where
+   * none was seen. The sink is no score. Where a score is NaN, that of its row and of its head is
+   * undefined. On a GPU k and v are neither FP8 nor become it, and out and lse may differ in their
+   * last bits from those of a call without. Has no gradient. All zero: not wanted. */
   flash3_tensor max_logits;
   /** One of flash3_mask_make (mask.h), of this call's sizes, in pages max_pages · page_size keys;
    * NULL: the band alone. The band of the call is none, or that of the mask. With lengths, the mask
@@ -276,13 +272,27 @@ typedef struct flash3_forward_params {
    * the scaled and capped score of query i and key j; finite, or −∞, which hides the pair. Any
    * strides. Of packed queries the first dimension is 1 and the third 1 or total_q. Column j is key
    * j of its sequence; with cu_seqlens_k or page_table there are as many as a sequence may have
-   * keys, or more. Only elements of rows and keys in use are read. Not with tree_mask. All zero:
-   * none. */
+   * keys, or more. Only rows and keys in use are read. Not with tree_mask. All zero: none. */
   flash3_tensor bias;
   /** [1 or heads_q, 2·D + 1] float32: a bias by distance, finite or −∞, which hides the pair. Entry
    * clamp(j − i', −D, D) + D is added to the scaled and capped score of query i and key j, with i'
    * as in Mask. Not with tree_mask. All zero: none. */
   flash3_tensor bias_table;
+
+  /** @name Dropout
+   * A weight is dropped with the probability dropout_p, rounded to a multiple of 2^-16; out has the
+   * others divided by 1 − dropout_p. lse, max_logits and the sums of weights are those of all, and
+   * the sink is not dropped. Which are dropped depends on seed, offset, sequence, query head, and
+   * the places of query and key in their sequence alone (dropout.h). Neither with FP8 nor with qv
+   * or tree_mask. On the CPU alone. @{ */
+  float dropout_p;         /**< from 0, none, to below 1 */
+  uint64_t dropout_seed;   /**< not read where dropout_state is given */
+  uint64_t dropout_offset; /**< likewise: with each, a seed drops other weights */
+  /** [2] int64: the seed and the offset in the tensors' kind of memory, read when the kernels run:
+   * a captured graph replays with other ones. Not with qv, tree_mask. On the CPU alone. Has no
+   * gradient. All zero: the two numbers instead. */
+  flash3_tensor dropout_state;
+  /** @} */
 } flash3_forward_params;
 
 /** What flash3_forward() would return, given memory and workspace; if it is not FLASH3_OK,
@@ -316,15 +326,16 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  * never the score matrix. Zero-initialise it, then set struct_size =
  * sizeof(flash3_backward_params).
  *
- * With softcap dS is multiplied by 1 − tanh²(softmax_scale · Q·Kᵀ / softcap) too, and with a sink
+ * With softcap dS is multiplied by 1 − tanh²(softmax_scale · Q·Kᵀ / softcap) too. With dropout dP,
+ * and P in dV, are those of the kept weights divided by 1 − dropout_p. With a sink
  *
  *     dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
  *
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
- * biases, alibi_slopes, lengths and dtype must be the same. Gradients of rows that see nothing, of
- * keys that no query sees, and of tokens after seqused are exactly 0; every element of dq, dk and
- * dv is written, except rows of packed tensors that belong to no sequence, unless fill_padding is
- * set. */
+ * biases, alibi_slopes, dropout, lengths and dtype must be the same. Gradients of rows that see
+ * nothing, of keys that no query sees, and of tokens after seqused are exactly 0; every element of
+ * dq, dk and dv is written, except rows of packed tensors that belong to no sequence, unless
+ * fill_padding is set. */
 typedef struct flash3_backward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
@@ -383,9 +394,8 @@ typedef struct flash3_backward_params {
   flash3_tensor bias;
   flash3_tensor bias_table;
   /** Written: [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of bias: its
-   * gradient, in float32 summed over the dimensions that bias has one element of; 0 where no query
-   * sees the key. Any strides. The shape of bias, which must be given. All zero:
-   * not wanted. */
+   * gradient, summed in float32 over the dimensions that bias has one element of; 0 where no query
+   * sees the key. Any strides. The shape of bias, which must be given. All zero: not wanted. */
   flash3_tensor dbias;
   /** Written: [1 or heads_q, 2·D + 1] float32: the gradient of bias_table. The shape of bias_table,
    * which must be given. All zero: not wanted. */
@@ -393,6 +403,10 @@ typedef struct flash3_backward_params {
   /** Written: [heads_q] or [batch, heads_q] float32: the gradient of alibi_slopes. The shape of
    * alibi_slopes, which must be given. All zero: not wanted. */
   flash3_tensor dalibi_slopes;
+  float dropout_p; /**< as in flash3_forward_params, to dropout_state */
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;
+  flash3_tensor dropout_state;
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

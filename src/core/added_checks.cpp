@@ -12,6 +12,7 @@ Field field_of(const char* name, std::string_view shape, const flash3_tensor& t,
   if (shape == "heads") return {name, "[heads_q]", 1, t};
   if (shape == "batch_heads") return {name, "[batch, heads_q]", 2, t};
   if (shape == "rows") return layout.lse(name, t);
+  if (shape == "state") return {name, "[2]", 1, t};
   if (is_of_distances(shape)) return {name, "[1 or heads_q, 2 * D + 1]", 2, t};
   return {name,
           layout.packed_q ? "[1, 1 or heads_q, 1 or total_q, seq_k]"
@@ -56,10 +57,17 @@ Status check_distances(const Field& field, const Field& q) {
                                   "to D"));
 }
 
+Status check_state(const Field& field) {
+  if (field.tensor.shape[0] == 2) return {};
+  return invalid_argument(message(field.part("shape", 0), " = ", field.tensor.shape[0],
+                                  " but it must be 2: a seed and an offset"));
+}
+
 Status check_shape(const Field& field, std::string_view shape, const AddedContext& context) {
   const Field& q = context.q;
   FLASH3_CHECK(check_sizes(field));
   if (shape == "rows") return check_rows(field, q, "");
+  if (shape == "state") return check_state(field);
   if (is_of_pairs(shape)) return check_pairs(field, context);
   if (is_of_distances(shape)) return check_distances(field, q);
   if (shape == "batch_heads") FLASH3_CHECK(check_same({field, 0}, context.batch, "batch size"));
@@ -150,5 +158,11 @@ void view_added(const flash3_tensor& t, const Problem& p, BiasTableView* view) {
   view->heads = t.shape[0];
   view->sums_heads = t.shape[0] == 1 && p.heads_q > 1;
 }
+
+StateView state_view(const flash3_tensor& t) {
+  return {static_cast<const int64_t*>(t.data), is_given(t)};
+}
+
+void view_added(const flash3_tensor& t, const Problem&, StateView* view) { *view = state_view(t); }
 
 }  // namespace flash3

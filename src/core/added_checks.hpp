@@ -79,6 +79,8 @@ void view_added(const flash3_tensor& tensor, const Problem& problem, LseView* vi
 void view_added(const flash3_tensor& tensor, const Problem& problem, HeadsView* view);
 void view_added(const flash3_tensor& tensor, const Problem& problem, BiasView* view);
 void view_added(const flash3_tensor& tensor, const Problem& problem, BiasTableView* view);
+void view_added(const flash3_tensor& tensor, const Problem& problem, StateView* view);
+StateView state_view(const flash3_tensor& tensor);
 
 // Calls visit(field, member, view) for each that the params of the problem have.
 template <class P, class Visit>
@@ -121,12 +123,17 @@ std::string describe_added(const P& problem) {
 template <class P, class Backend>
 Status check_added_on(const P& problem, const Backend& backend) {
   Status status;
+  const auto refuse = [&](std::string_view name) {
+    status = unsupported(message(name, " is given but the ", backend.name(),
+                                 " backend has no kernels that take it; the cpu backend has"));
+  };
+  if constexpr (requires { problem.dropout; })
+    if (problem.dropout.given() && backend.id() != FLASH3_BACKEND_CPU) refuse("dropout_p");
   for_each_added(problem, [&](const ParamField& field, auto, const auto& view) {
     if (!status.ok() || !is_given(view) || !field.is_cpu_alone ||
         backend.id() == FLASH3_BACKEND_CPU)
       return;
-    status = unsupported(message(field.name, " is given but the ", backend.name(),
-                                 " backend has no kernels that take it; the cpu backend has"));
+    refuse(field.name);
   });
   return status;
 }

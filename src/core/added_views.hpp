@@ -13,6 +13,7 @@ struct AddedViews {
   HeadsView alibi_slopes;
   BiasView bias;
   BiasTableView bias_table;
+  StateView dropout_state;
 };
 
 // Of forward calls alone.

@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "core/dropout_mask.hpp"
+#include "core/message.hpp"
 #include "core/option_checks.hpp"
 #include "core/padding.hpp"
 #include "core/plan.hpp"
@@ -56,6 +58,12 @@ class Backend {
   // What a mask in this memory takes, once the stream has come to its end.
   virtual Status read_mask_counts(const MaskShape& shape, const void* data, void* stream,
                                   MaskCounts* counts) const = 0;
+
+  // Writes which weights dropout keeps, after what is on the problem's stream.
+  virtual Status make_dropout_mask(const DropoutMaskProblem&) const {
+    return unsupported(
+        message("the ", name(), " backend does not write masks of dropout; the cpu backend does"));
+  }
 
   // Fills rows of no token, after what is on the stream.
   virtual Status fill_padding(const Padding& padding, void* stream) const = 0;

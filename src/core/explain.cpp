@@ -167,6 +167,9 @@ void add_attention(const Problem& p, Explanation* lines) {
   lines->add("mask", describe_mask(p));
   lines->add("softmax_scale", message(p.softmax_scale));
   if (p.softcap > 0.f) lines->add("softcap", message(p.softcap));
+  if (p.dropout.given())
+    lines->add("dropout", message(p.dropout.threshold, " of 65536 weights, as ",
+                                  p.dropout_state.given ? "dropout_state says" : "the seed says"));
 }
 
 }  // namespace

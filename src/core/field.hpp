@@ -105,6 +105,7 @@ constexpr Shape shape_of_added(std::string_view shape, int64_t batch, int64_t he
   if (shape == "heads") return {heads_q};
   if (shape == "batch_heads") return {batch, heads_q};
   if (shape == "rows") return rows;
+  if (shape == "state") return {2};
   if (is_of_distances(shape)) return {heads, 2 * distance + 1};
   const bool packed = rows.size() == 2;
   return {has_dim(shape, 'b') && !packed ? batch : 1, heads,

@@ -65,6 +65,10 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(alibi_slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .without = "tree_mask"),
     FLASH3_FIELD(bias, .shapes = "hqk bhqk qk bqk hk bhk k bk", .without = "tree_mask", .any_strides = true),
     FLASH3_FIELD(bias_table, .dtype = FLASH3_FLOAT32, .shapes = "hd d", .without = "tree_mask"),
+    FLASH3_FIELD(dropout_p),
+    FLASH3_FIELD(dropout_seed),
+    FLASH3_FIELD(dropout_offset),
+    FLASH3_FIELD(dropout_state, .dtype = FLASH3_INT64, .shapes = "state", .without = "qv tree_mask", .is_cpu_alone = true),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
   // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the
@@ -74,7 +78,8 @@ struct FieldsOf<flash3_forward_params> {
     return visit(kFields[48], &Params::max_logits, problem.max_logits) &&
            visit(kFields[50], &Params::alibi_slopes, problem.alibi_slopes) &&
            visit(kFields[51], &Params::bias, problem.bias) &&
-           visit(kFields[52], &Params::bias_table, problem.bias_table);
+           visit(kFields[52], &Params::bias_table, problem.bias_table) &&
+           visit(kFields[56], &Params::dropout_state, problem.dropout_state);
   }
 };
 
@@ -123,6 +128,10 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(dbias, .is_written = true, .shapes = "hqk bhqk qk bqk hk bhk k bk", .like = "bias", .any_strides = true),
     FLASH3_FIELD(dbias_table, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "hd d", .like = "bias_table"),
     FLASH3_FIELD(dalibi_slopes, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads batch_heads", .like = "alibi_slopes"),
+    FLASH3_FIELD(dropout_p),
+    FLASH3_FIELD(dropout_seed),
+    FLASH3_FIELD(dropout_offset),
+    FLASH3_FIELD(dropout_state, .dtype = FLASH3_INT64, .shapes = "state", .without = "qv tree_mask", .is_cpu_alone = true),
   };
   static constexpr size_t kListed = 33;  // those that calls.py places
   // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the
@@ -134,7 +143,8 @@ struct FieldsOf<flash3_backward_params> {
            visit(kFields[37], &Params::bias_table, problem.bias_table) &&
            visit(kFields[38], &Params::dbias, problem.dbias) &&
            visit(kFields[39], &Params::dbias_table, problem.dbias_table) &&
-           visit(kFields[40], &Params::dalibi_slopes, problem.dalibi_slopes);
+           visit(kFields[40], &Params::dalibi_slopes, problem.dalibi_slopes) &&
+           visit(kFields[44], &Params::dropout_state, problem.dropout_state);
   }
 };
 

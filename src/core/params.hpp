@@ -10,6 +10,7 @@
 #include "core/message.hpp"
 #include "core/option_checks.hpp"
 #include "core/tensor_checks.hpp"
+#include "flash3/dropout.h"
 #include "flash3/mask.h"
 
 namespace flash3 {
@@ -72,6 +73,9 @@ inline const char* params_name(const flash3_backward_params&) { return "flash3_b
 inline const char* params_name(const flash3_quantize_params&) { return "flash3_quantize_params"; }
 inline const char* params_name(const flash3_merge_params&) { return "flash3_merge_params"; }
 inline const char* params_name(const flash3_mask_params&) { return "flash3_mask_params"; }
+inline const char* params_name(const flash3_dropout_mask_params&) {
+  return "flash3_dropout_mask_params";
+}
 
 // What the params took in their first version. Fields are only ever added at the end, so a caller
 // built against any version passes at least this much.
@@ -82,6 +86,9 @@ constexpr size_t kFirstParamsSize =
 template <>
 inline constexpr size_t kFirstParamsSize<flash3_mask_params> =
     offsetof(flash3_mask_params, stream) + sizeof(void*);
+template <>
+inline constexpr size_t kFirstParamsSize<flash3_dropout_mask_params> =
+    offsetof(flash3_dropout_mask_params, stream) + sizeof(void*);
 
 // No version will come near this: a struct_size beyond it was never set, and reading that far would
 // crash.

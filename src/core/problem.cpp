@@ -7,6 +7,7 @@
 
 #include "core/added_checks.hpp"
 #include "core/alias_checks.hpp"
+#include "core/dropout_mask.hpp"
 #include "core/mask_checks.hpp"
 #include "core/message.hpp"
 #include "core/option_checks.hpp"
@@ -29,10 +30,30 @@ Status check_factor(const char* name, float value, const char* none) {
 }
 
 template <class Params>
+Status check_dropout(const Params& p) {
+  FLASH3_CHECK(check_dropout_p(p.dropout_p));
+  if constexpr (std::same_as<Params, flash3_forward_params>) {
+    if (p.dropout_p == 0.f) return {};
+    const auto refuse = [&](auto... what) {
+      return invalid_argument(message("dropout_p = ", p.dropout_p, " and ", what...,
+                                      "; weights are dropped in calls with neither FP8, qv nor "
+                                      "tree_mask"));
+    };
+    for (const Field& f : {Field{"q", "", 4, p.q}, Field{"k", "", 4, p.k}})
+      if (is_fp8(f.tensor)) return refuse(f.name, ".dtype = ", dtype_name(f.tensor.dtype));
+    if (p.compute == FLASH3_COMPUTE_FP8) return refuse("compute = 1 (fp8)");
+    if (is_given(p.qv)) return refuse("qv is given");
+    if (is_given(p.tree_mask)) return refuse("tree_mask is given");
+  }
+  return {};
+}
+
+template <class Params>
 Status check_options(const Params& p) {
   FLASH3_CHECK(check_factor("softmax_scale", p.softmax_scale, "1/sqrt(head_dim)"));
   FLASH3_CHECK(check_context(p));
   FLASH3_CHECK(check_factor("softcap", p.softcap, "none"));
+  FLASH3_CHECK(check_dropout(p));
   FLASH3_CHECK(check_band(p));
   if constexpr (requires { p.tree_mask; })
     if (is_given(p.tree_mask) && p.mask_alignment != FLASH3_ALIGN_BOTTOM_RIGHT)
@@ -234,6 +255,7 @@ void fill(const Params& p, Problem* problem) {
                                ? p.softmax_scale
                                : static_cast<float>(1.0 / std::sqrt(double(problem->score_dim())));
   problem->softcap = p.softcap;
+  problem->dropout = {dropout_threshold(p.dropout_p), p.dropout_seed, p.dropout_offset};
   problem->sink = sink_view(p.sink);
   problem->mask_rule = mask_rule_of(p);
   fill_context(p, problem);

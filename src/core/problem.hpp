@@ -10,6 +10,7 @@
 
 #include "core/added_views.hpp"
 #include "core/arithmetic.hpp"
+#include "core/dropout.hpp"
 #include "core/fp8.hpp"
 #include "core/kv_cache.hpp"
 #include "core/mask.hpp"
@@ -86,6 +87,22 @@ struct TreeMask {
   }
 };
 
+// Which weights are dropped (core/dropout.hpp); the seed and the offset are those of dropout_state
+// where that is given.
+struct Dropout {
+  unsigned threshold = 0;  // 0: none is
+  uint64_t seed = 0, offset = 0;
+  int64_t first_sequence = 0;  // the problem's, of the batch that it was taken from
+
+  bool given() const { return threshold > 0; }
+  // On the host, which reads the state.
+  PhiloxKey key(const StateView& state) const {
+    if (!state.data) return dropout_key(seed, offset);
+    return dropout_key(static_cast<uint64_t>(state.data[0]), static_cast<uint64_t>(state.data[1]));
+  }
+  float scale() const { return dropout_scale(threshold); }
+};
+
 // What forward and backward calls have in common.
 struct Problem : ExecutionContext, AddedViews {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;      // of q
@@ -105,6 +122,7 @@ struct Problem : ExecutionContext, AddedViews {
 
   float softmax_scale = 0.f;  // never the "0 = default" of the C interface
   float softcap = 0.f;        // 0: none
+  Dropout dropout;
   SinkView sink;
   MaskRule mask_rule;
   MaskLists mask_lists;  // if given, they say all; mask_rule is the band that they were made with
@@ -140,6 +158,12 @@ struct Problem : ExecutionContext, AddedViews {
   CacheKeys keys_in_cache(int64_t b) const {
     return cache_keys(cache, sequences_k, append.given ? rows_of(append.sequences, b).length : 0,
                       b);
+  }
+  // Of dropout, by what dropout_state holds: for the CPU, and not for questions.
+  PhiloxKey dropout_key() const { return dropout.key(dropout_state); }
+  // What dropout knows a query head by.
+  unsigned dropout_head(int64_t sequence, int64_t head) const {
+    return static_cast<unsigned>((dropout.first_sequence + sequence) * heads_q + head);
   }
   Mask mask(const SeqInfo& s) const { return Mask::make(s.q.length, s.k.length, mask_rule); }
 

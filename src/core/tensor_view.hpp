@@ -79,4 +79,10 @@ struct BiasTableView {
   }
 };
 
+// [2] int64 that a call reads: a seed and an offset.
+struct StateView {
+  const int64_t* data = nullptr;  // null: not given (or the call is only a question)
+  bool given = false;
+};
+
 }  // namespace flash3

@@ -161,6 +161,9 @@ class CpuBackend final : public Backend {
   }
 
   Status make_mask(const MaskProblem& problem) const override { return cpu::make_mask(problem); }
+  Status make_dropout_mask(const DropoutMaskProblem& problem) const override {
+    return cpu::make_dropout_mask(problem);
+  }
   Status read_mask_counts(const MaskShape&, const void* data, void*,
                           MaskCounts* counts) const override {
     *counts = *static_cast<const MaskCounts*>(data);

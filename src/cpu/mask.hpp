@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks as data (flash3/mask.h): how the CPU makes one. mask_reader.hpp is how it reads one.
+// Masks as data (flash3/mask.h), and those of dropout: how the CPU makes one. mask_reader.hpp is
+// how it reads one of the former.
 #pragma once
 
+#include "core/dropout_mask.hpp"
 #include "core/mask_problem.hpp"
 
 namespace flash3::cpu {
 
 Status make_mask(const MaskProblem& problem);
+Status make_dropout_mask(const DropoutMaskProblem& problem);
 
 }  // namespace flash3::cpu

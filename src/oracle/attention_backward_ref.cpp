@@ -6,7 +6,8 @@
 //   dq = scale · Σ ds_j·kⱼ     dkⱼ += scale · ds_j·q     dvⱼ += p_j·dout
 //
 // A sink is one more score with a value of 0: its dp is 0, and its ds is summed up over the rows.
-// A softcap's derivative multiplies ds. Beside each product stands that of magnitudes, for the
+// A softcap's derivative multiplies ds; dropout multiplies dp, and p in dv, by 0 or by
+// 1 / (1 − its p). Beside each product stands that of magnitudes, for the
 // bounds (oracle/yardsticks/yardsticks.hpp).
 //
 // Rows go in groups that share the loads of K and V; one worker has all the query heads of a KV
@@ -181,6 +182,8 @@ class Heads {
       p[j] = score, slopes_[static_cast<size_t>(j)] = slope;
     }
     mask_.for_each_hidden(i, [&](int64_t j) { p[j] = -std::numeric_limits<double>::infinity(); });
+    const RowDropout dropout(p_, batch, head, i);
+    for (int64_t j = seen.begin; dropout.given() && j < seen.end; ++j) ds[j] *= dropout.of(j);
     const double sink = sink_of(p_, head), lse = softmax(p, seen, sink);
     const double p_sink = sink_weight(sink, lse);
     double mean = 0;
@@ -191,17 +194,20 @@ class Heads {
     if (p_.dlse.wanted)
       dlse = p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i];
 
-    const RowErrors error = errors_of(batch, head, i, r, scores.added(seen), sink, lse, dlse);
+    const RowErrors error =
+        errors_of(batch, head, i, r, scores.added(seen), dropout.scale(), sink, lse, dlse);
     if (store_.biases.wanted()) add_to_biases(batch, head, i, r, seen, mean - dlse, error);
     for (int64_t j = seen.begin; j < seen.end; ++j) {
       const double slope = slopes_[static_cast<size_t>(j)];
       const double of_p = (ds[j] - mean + dlse) * slope;
       const double lost = underflow(p[j]);
       ds[j] = p[j] * of_p;
-      p_errors_[r][j] = static_cast<float>(error.weight * p[j] + error.smallest + lost);
+      const double kept = dropout.of(j);
+      p_errors_[r][j] = static_cast<float>(kept * (error.weight * p[j] + error.smallest + lost));
       ds_errors_[r][j] = static_cast<float>(error.weight * std::abs(ds[j]) + error.smallest +
                                             lost * std::abs(of_p) + underflow(std::abs(ds[j])) +
                                             p[j] * (slope * error.of_dp + error.of_slope));
+      p[j] *= kept;
     }
     mask_.for_each_hidden(i, [&](int64_t j) { clear(r, {j, j + 1}); });
     dsink_ += p_sink * (dlse - mean);
@@ -236,8 +242,9 @@ class Heads {
     double delta;             // Δδ
     double sink_weight;       // Es + 8ε + γ(n)
   };
-  RowErrors errors_of(int64_t batch, int64_t head, int64_t i, int r, double added, double sink,
-                      double lse, double dlse) {
+  // kept: what dropout multiplies dp by at most.
+  RowErrors errors_of(int64_t batch, int64_t head, int64_t i, int r, double added, double kept,
+                      double sink, double lse, double dlse) {
     const Precision dtype = bound_.of_dtype();
     load_row(p_.out, p_.dtype, batch, i, head, 1, out_row_[0]);
     double products = 0, smallest_products = 0;  // Σ|dout||out|, Σ|dout|·η
@@ -251,7 +258,7 @@ class Heads {
       largest_k = std::max(largest_k, k_.largest_norm(range));
       largest_v = std::max(largest_v, v_.largest_norm(range));
     });
-    const double dp = norm(dout_.rows[r], p_.head_dim_v) * largest_v;
+    const double dp = kept * norm(dout_.rows[r], p_.head_dim_v) * largest_v;
     const double delta = products + std::abs(dlse), of_sum = bound_.sum(p_.head_dim_v);
     const double most = p_.softmax_scale * norm(q_.rows[r], p_.head_dim) * largest_k;
     const double score = bound_.score(most, added, keys, sink);

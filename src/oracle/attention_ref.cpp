@@ -134,13 +134,17 @@ class RowGroup {
     double largest = 0;
     for (int64_t j = seen.begin; j < seen.end; ++j) largest = std::max(largest, p[j]);
     const double smallest = bound_.of_dtype().smallest * largest;
+    const RowDropout dropout(p_, batch, head, row);
     for (int64_t j = seen.begin; j < seen.end; ++j) {
-      const double size = p[j] + smallest;
+      const double kept = dropout.of(j), size = kept * (p[j] + smallest);
+      p[j] *= kept;
       sizes_[r][j] = static_cast<float>(bound_.fp8() ? size * size : size);
     }
     mask_.for_each_hidden(row, [&](int64_t j) { sizes_[r][j] = 0; });
-    const double lost = underflow(largest);
-    result->lost = lost > 0 ? keys * lost * v_.largest_norm(seen) : 0;  // v may be infinite
+    // With dropout all that is left of a row may be small too.
+    const double lost = dropout.given() ? kFloat32Smallest : underflow(largest);
+    result->lost =
+        lost > 0 ? dropout.scale() * keys * lost * v_.largest_norm(seen) : 0;  // v may be infinite
     return static_cast<float>(bound_.out(error, keys));
   }
 

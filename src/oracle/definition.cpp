@@ -243,7 +243,7 @@ DefinedForward define_forward(const flash3_forward_params& p, const flash3_mask_
         const size_t out = static_cast<size_t>(call.place(p.out, b, queries, i, h));
         for (size_t n = 0; n < seen.size(); ++n) {
           const int64_t j = seen[n];
-          const double weight = std::exp(scores[n] - lse);
+          const double weight = std::exp(scores[n] - lse) * call.kept(b, h, i, j);
           const double v_scale = tokens.v_scale(b, j, kv_head);
           for (int64_t d = 0; d < call.head_dim_v; ++d)
             result.out[out + static_cast<size_t>(d)] +=
@@ -301,6 +301,8 @@ double dlse_of(const flash3_backward_params& p, int64_t b, int64_t h, const Toke
 //   dq = scale · Σ ds_j·k_j     dk_j += scale · ds_j·q     dv_j += p_j·dout
 //   dsink += exp(sink − lse) · (dlse − Σ p·dp)
 //   dbias_ij += ds_j without the softcap's part
+//
+// Dropout multiplies dp_j, and p_j in dv, by 0 or by 1 / (1 − its p).
 DefinedBackward define_backward(const flash3_backward_params& p, const flash3_mask_params* source) {
   const Call<flash3_backward_params> call{p};
   const CallMask call_mask(p.mask, source);
@@ -322,11 +324,12 @@ DefinedBackward define_backward(const flash3_backward_params& p, const flash3_ma
         const Tokens queries = call.queries(b), keys = call.keys(b);
         const int64_t kv_head = call.kv_head(h);
         const SeenKeys seen = seen_keys(call, p, call_mask, b, h, i);
-        std::vector<double> dp;
+        std::vector<double> dp, kept;
         double mean = 0;  // Σ p·dp
         for (size_t n = 0; n < seen.keys.size(); ++n) {
-          dp.push_back(call.dot(p.dout, queries, i, h, p.v, keys, seen.keys[n], kv_head, b,
-                                call.head_dim_v));
+          kept.push_back(call.kept(b, h, i, seen.keys[n]));
+          dp.push_back(kept[n] * call.dot(p.dout, queries, i, h, p.v, keys, seen.keys[n], kv_head,
+                                          b, call.head_dim_v));
           mean += seen.weights[n] * dp[n];
         }
         const double dlse = dlse_of(p, b, h, queries, i);
@@ -346,7 +349,7 @@ DefinedBackward define_backward(const flash3_backward_params& p, const flash3_ma
           }
           for (int64_t d = 0; d < call.head_dim_v; ++d)
             result.dv[v_row + static_cast<size_t>(d)] +=
-                seen.weights[n] * call.element(p.dout, b, queries, i, h, d);
+                kept[n] * seen.weights[n] * call.element(p.dout, b, queries, i, h, d);
         }
         if (const double sink = call.sink(h); given(p.sink) && sink != -kInfinity)
           result.dsink[static_cast<size_t>(h)] += std::exp(sink - seen.lse) * (dlse - mean);

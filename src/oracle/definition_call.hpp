@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "core/convert.hpp"
+#include "core/dropout.hpp"
 #include "oracle/definition.hpp"
 #include "oracle/mask_pairs.hpp"
 #include "oracle/one_sequence.hpp"
@@ -118,6 +119,17 @@ struct Call {
     int64_t offset = 0;
     for (int d = 0; d < t.ndim; ++d) offset += place[d] * t.stride[d];
     return load_float(t.data, t.dtype, offset);
+  }
+  // Dropout: what the weight of query i and key j is multiplied by, 0 if it is dropped.
+  double kept(int64_t b, int64_t head, int64_t i, int64_t j) const {
+    const unsigned threshold = dropout_threshold(p.dropout_p);
+    if (threshold == 0) return 1;
+    const auto* state = static_cast<const int64_t*>(p.dropout_state.data);
+    const PhiloxKey key =
+        state ? dropout_key(static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]))
+              : dropout_key(p.dropout_seed, p.dropout_offset);
+    const bool keeps = dropout_keeps(key, threshold, unsigned(b * heads_q + head), int(i), int(j));
+    return keeps ? 65536. / (65536 - threshold) : 0;
   }
   double sink(int64_t head) const {
     return given(p.sink) ? load_float(p.sink.data, p.sink.dtype, head * p.sink.stride[0])

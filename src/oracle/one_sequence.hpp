@@ -140,6 +140,8 @@ inline ScaleView one_sequence(ScaleView t, const Sequences& sequences, int64_t b
   return t;
 }
 
+inline StateView one_sequence(StateView t, int64_t, const RowRange&) { return t; }
+
 inline HeadsView one_sequence(HeadsView t, int64_t b, const RowRange&) {
   if (t.data) t.data += b * t.stride_batch;
   t.stride_batch = 0;
@@ -167,6 +169,7 @@ void narrow_added(int64_t b, const RowRange& rows, P* p) {
 
 inline void narrow_to(int64_t b, const SeqInfo& s, Problem* p) {
   p->batch = 1;
+  p->dropout.first_sequence += b;
   p->seq_q = s.q.length, p->seq_k = s.k.length;
   p->sequences_q = {.rows = s.q.length, .max_length = s.q.length};
   p->sequences_k = {.rows = s.k.length, .max_length = s.k.length};

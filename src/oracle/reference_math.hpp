@@ -160,6 +160,30 @@ class RowScores {
   const int64_t of_row_;    // into the bias
 };
 
+// What dropout makes of the weights of one row: 0, or more of those that are kept.
+class RowDropout {
+ public:
+  RowDropout(const Problem& p, int64_t batch, int64_t head, int64_t row)
+      : threshold_(p.dropout.threshold),
+        key_(p.dropout.given() ? p.dropout_key() : PhiloxKey{}),
+        head_(p.dropout_head(batch, head)),
+        row_(static_cast<int>(row)) {}
+
+  bool given() const { return threshold_ > 0; }
+  // What kept weights are multiplied by.
+  double scale() const { return 65536. / (65536 - threshold_); }
+  double of(int64_t key) const {
+    if (!given()) return 1;
+    return dropout_keeps(key_, threshold_, head_, row_, static_cast<int>(key)) ? scale() : 0;
+  }
+
+ private:
+  const unsigned threshold_;
+  const PhiloxKey key_;
+  const unsigned head_;
+  const int row_;
+};
+
 // x as a tensor of this dtype would hold it.
 inline float rounded(float x, flash3_dtype dtype) {
   uint32_t element = 0;

@@ -71,7 +71,7 @@ CONSTANT = re.compile(r"^#define (FLASH3_\w+) +[^:\s].*$", re.M)
 GROWING = re.compile(r"flash3_\w+_params")  # their struct_size tells which fields a caller has
 
 
-HEADERS = ("types.h", "flash3.h", "quantize.h", "merge.h", "interrupt.h", "plan.h", "schedule.h", "mask.h", "limits.h")
+HEADERS = ("types.h", "flash3.h", "quantize.h", "merge.h", "interrupt.h", "plan.h", "schedule.h", "mask.h", "dropout.h", "limits.h")
 
 
 def c_source(header):

@@ -181,7 +181,6 @@ def test_kvcache(device):
 
 
 REFUSED = {
-    "dropout_p": (fa.flash_attn_func, {"dropout_p": 0.1}),
     "softmax_scale": (fa.flash_attn_func, {"softmax_scale": 0}),
 }
 

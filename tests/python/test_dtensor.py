@@ -205,6 +205,20 @@ def cases(mesh):
                     out = flash3.attention(*given, **{name: sharded})
                 torch.testing.assert_close(whole(out), flash3.attention(q, k, v, **{name: x}))
 
+    @add("dropout drops by places in the whole call")
+    def _():
+        q, k, v = (x.detach() for x in tensors(8, 4))
+        state, options = torch.tensor([3, 4]), {"dropout_p": 0.3}
+        for where in (BATCH, HEADS):
+            given = [distribute_tensor(x, mesh, [where] * mesh.ndim) for x in (q, k, v)]
+            out = flash3.attention(*given, **options, seed=3, offset=4)
+            torch.testing.assert_close(whole(out), flash3.attention(q, k, v, **options, dropout_state=state))
+            with pytest.raises(ValueError, match="dropout_p = 0.3 but neither seed nor dropout_state is given"):
+                flash3.attention(*given, **options)
+            # Without dropout a state changes nothing.
+            own = distribute_tensor(state, mesh, [Replicate()] * mesh.ndim)
+            torch.testing.assert_close(whole(flash3.attention(*given, dropout_state=own)), flash3.attention(q, k, v))
+
     @add("compiled")
     def _():
         compiled = torch.compile(lambda q, k, v: attention(q, k, v, causal=True), backend="aot_eager", fullgraph=True)

@@ -138,9 +138,12 @@ def test_drop_in_takes_it(device, taken):
     outs = [func(q, k, v, 0.3, True, window_size=(9, 0), softcap=2.0, pack_gqa=True, num_splits=0),
             func(q, k, v, 0.3, True, window_size=(9, 0), softcap=2.0, return_attn_probs=True)[0]]
     assert taken == [True] and torch.equal(*outs)
-    with pytest.raises(NotImplementedError, match="dropout_p"):
-        func(q, k, v, dropout_p=0.1)
-    assert taken == [True]
+    if device == "cpu":
+        torch.manual_seed(0)
+        dropped = func(q, k, v, 0.3, True, dropout_p=0.1)
+        torch.manual_seed(0)
+        assert torch.equal(dropped, flash3.attention(q, k, v, softmax_scale=0.3, causal=True, dropout_p=0.1))
+        assert taken == [True, True] and taken.pop()
     hints = func(q, k, v, 0.3, True, window_size=(9, 0), softcap=2.0, num_splits=2, sm_margin=1)
     assert taken == [True, True] and torch.equal(hints, outs[0])
 

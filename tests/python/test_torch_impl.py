@@ -352,7 +352,6 @@ def test_torchs_own_check_of_operators(device, dtype):
 
 
 @pytest.mark.parametrize("message, options", [
-    ("dropout_p = 0.1 but flash3 has no attention dropout", {"dropout_p": 0.1}),
     ("return_debug_mask = True but", {"return_debug_mask": True}),
     ("query.dtype = torch.float64|dtype", {"dtype": torch.float64}),
     (r"value.shape\[2\] = 3 but key.shape\[2\] = 2", {"heads_v": 3}),
@@ -365,6 +364,37 @@ def test_refusals(device, dtype, message, options):
     with pytest.raises((RuntimeError, ValueError, TypeError), match=message) as error:
         aten._scaled_dot_product_flash_attention(q, q, v, **options)
     assert not options or isinstance(error.value, RuntimeError)  # as torch's own
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_dropout_on_the_cpu(packed):
+    shapes = ((80, 2, 16), (80, 2, 16)) if packed else ((2, 2, 30, 16), (2, 2, 40, 16))
+    q, k = make("cpu", torch.float32, *shapes)
+    cu, p = starts("cpu", *LENGTHS), 0.4
+    torch.manual_seed(8)
+    if packed:
+        out, lse, state, offset, _ = aten._flash_attention_forward(q, k, k, cu, cu, 40, 40, p, True, False)
+        grads = aten._flash_attention_backward(out.detach(), q, k, k, out, lse, cu, cu, 40, 40, p, True, state, offset)
+    else:
+        out, lse, *_, state, offset, _ = aten._scaled_dot_product_flash_attention(q, k, k, p, True)
+        grads = aten._scaled_dot_product_flash_attention_backward(out.detach(), q, k, k, out, lse, None, None, 30, 40, p, True, state, offset)
+    torch.manual_seed(8)
+    same = torch.randint(2**63 - 1, (2,))
+    assert torch.equal(state.view(torch.int64), same)
+    lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 40, "max_seqlen_k": 40} if packed else {}
+    inputs = [x if packed else x.transpose(1, 2) for x in (q, k, k)]
+    wanted, lse_wanted = flash3.attention(*inputs, causal=True, dropout_p=p, dropout_state=same, return_lse=True, **lengths)
+    torch.testing.assert_close(out, wanted if packed else wanted.transpose(1, 2))
+    torch.testing.assert_close(lse, lse_wanted)
+    of = flash3.attention_backward(wanted.detach(), *inputs, wanted, lse_wanted, causal=True, dropout_p=p, dropout_state=same, **lengths)
+    for got, x in zip(grads, of[:3]):
+        torch.testing.assert_close(got, x if packed else x.transpose(1, 2))
+
+
+def test_dropout_through_a_cache_is_refused():
+    q, = make("cpu", torch.float32, (8, 2, 16), grad=False)
+    with pytest.raises(RuntimeError, match="dropout_p = 0.5 but the keys lie in a cache"):
+        aten._flash_attention_forward(q, q[None], q[None], starts("cpu", 8), None, 8, 8, 0.5, False, False)
 
 
 def test_refusals_of_the_other_operator(device, dtype):
@@ -399,7 +429,7 @@ def test_a_torch_with_other_operators_is_refused():
 @pytest.mark.gpu
 def test_sdpa_refuses_dropout_as_torch_does():
     q, = make("cuda", torch.bfloat16, (1, 2, 16, 64))
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="dropout_p = 0.5"):
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="dropout_p is given but the hopper backend"):
         F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
 
 

@@ -270,14 +270,24 @@ def test_names_that_transformers_keeps_for_itself():
         integration.register("flash3")
 
 
-def test_what_it_does_not_do_is_refused_by_name(implementation):
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_dropout_in_training(padded):
     config = copy.deepcopy(CONFIGS["llama"])
     config.attention_dropout = 0.1
-    _, other = pair(config, "cpu", implementation)
-    tokens = torch.randint(3, 99, (1, 8))
-    other.eval()(tokens)
-    with pytest.raises(NotImplementedError, match="dropout"):
-        other.train()(tokens)
+    eager, other = pair(config, "cpu", "f3")
+    tokens = torch.randint(3, 99, (2, 8))
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0 if padded else 1
+    torch.testing.assert_close(other(tokens, attention_mask=mask).logits[:, 3:], eager(tokens, attention_mask=mask).logits[:, 3:], **close("cpu"))
+
+    def train():
+        torch.manual_seed(2)
+        out = other.train()(tokens, attention_mask=mask).logits
+        return out, torch.autograd.grad(out[:, 3:].square().sum(), next(iter(other.parameters())))[0]
+    first, again = train(), train()
+    assert torch.equal(first[0], again[0])
+    torch.testing.assert_close(first[1], again[1])
+    assert not torch.allclose(first[0], other.eval()(tokens, attention_mask=mask).logits, atol=1e-3)
 
 
 def test_attention_weights_are_refused():

@@ -65,8 +65,9 @@ def test_tensors_that_the_headers_have_gained(named, name):
     q, k, v = make()
     out, lse = np.empty_like(q), np.empty((2, 4, 33), np.float32)
     plain = flash3.attention(q, k, v, causal=True)
-    for x in examples(name, 2, 4, 33, 33).values():
-        given = {name: x}
+    states = [np.array([5, -6])] if name == "dropout_state" else []
+    for x in [*examples(name, 2, 4, 33, 33).values(), *states]:
+        given = {name: x, **({"dropout_p": 0.3} if states else {})}
         named.forward(q, k, v, out, lse, causal=True, **given)
         wanted, wanted_lse = flash3.attention(q, k, v, causal=True, return_lse=True, **given)
         np.testing.assert_array_equal(out, wanted)

@@ -59,6 +59,11 @@ void forbid_unused_pairs(const CaseSequences& sequences, const Case& c, GuardedT
 
 void fill_input(std::string_view shape, uint64_t seed, const flash3_tensor& t) {
   constexpr float kHidden = -std::numeric_limits<float>::infinity();
+  if (shape == "state") {
+    for (int i = 0; i < 2; ++i)
+      static_cast<int64_t*>(t.data)[i] = static_cast<int64_t>(mix(mix(seed) + uint64_t(i)));
+    return;
+  }
   const bool may_hide = is_of_pairs(shape) || is_of_distances(shape);
   const int64_t width = t.shape[t.ndim - 1];
   uint64_t i = 0;
@@ -83,6 +88,7 @@ flash3_tensor added_view(const Case& c, const ParamField& field, const CaseSeque
   flash3_tensor view{};
   if (shape == "heads") view = vector_view({}, c.heads_q);
   if (shape == "batch_heads") view = {{}, {}, 2, {c.batch, c.heads_q}, {c.heads_q, 1}};
+  if (shape == "state") view = vector_view({}, 2);
   if (shape == "rows") view = rows_lse_view(c, TensorName::kLse, sequences.q);
   if (is_of_distances(shape)) {
     const int64_t heads = has_dim(shape, 'h') ? c.heads_q : 1, entries = 2 * distance_of(c) + 1;

@@ -13,7 +13,7 @@ bool goes_with(const Case& c, const ParamField& tensor);
 
 // Whether kernels of the backend take the tensors that the case has.
 inline bool takes_added_tensors(flash3_backend backend, const Case& c) {
-  bool takes = true;
+  bool takes = c.dropout == 0 || backend == FLASH3_BACKEND_CPU;
   AddedOptions::visit(c.added, [&](const ParamField& field, int64_t value) {
     if (value != 0 && field.is_cpu_alone && backend != FLASH3_BACKEND_CPU) takes = false;
   });
@@ -25,9 +25,9 @@ inline bool takes_added_tensors(flash3_backend backend, const Case& c) {
 // it has one that the seed tells: out's if it is 1.
 flash3_tensor added_view(const Case& c, const ParamField& field, const CaseSequences& sequences);
 
-// Makes those of a forward call: inputs are of all sizes from N(0, 1) down to a 128th of it, and in
-// biases −∞ now and then; outputs have the pattern. In ragged batches what belongs to no token is
-// forbidden, but for rows of outputs that the call fills.
+// Makes those of a forward call: inputs are of all sizes from N(0, 1) down to a 128th of it, in
+// biases −∞ now and then, and in a state any integers; outputs have the pattern. In ragged batches
+// what belongs to no token is forbidden, but for rows of outputs that the call fills.
 void add_added(const Case& c, const CaseSequences& sequences, ExtraTensors* tensors);
 
 }  // namespace flash3::cases

@@ -164,6 +164,7 @@ bool option(std::string_view text, Case* c) {
   if (cache_option(text, c)) return true;
   if (ragged_option(text, c) || fp8_option(text, c)) return true;
   if (eat("softcap", &text)) return number(text, &c->softcap);
+  if (eat("dropout", &text)) return number(text, &c->dropout);
   if (eat("chunk", &text)) return number(text, &c->chunk);
   if (eat("scale", &text)) return number(text, &c->softmax_scale);
   if (eat("seed", &text)) return number(text, &c->seed);
@@ -235,6 +236,7 @@ std::string to_id(const Case& c) {
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id.append("/softcap").append(float_name(c.softcap));
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
+  if (c.dropout != 0.f) id.append("/dropout").append(float_name(c.dropout));
   id += to_text(c.added);
   if (c.mask.given()) id.append("/mask:").append(to_text(c.mask));
   if (c.scales != Scales::kNone) id += std::string("/") + name_in(kScales, c.scales);
@@ -278,6 +280,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "random, giant, edges, empty, mixed, loguniform, lognormal<tokens>:<draw>, packed, packedq, "
       "packedk, used, usedq, usedk, nomax, front<n>, fill, paged<n>, batchidx, leftpad, append<n>, "
       "packednew, offsets, new<dtype>, kv8, latent, qv, tree, sink, sink16, softcap<x>, chunk<n>, "
+      "dropout<p>, "
       "mask:band, mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>, mask:bits, "
       "mask:bitblocks, mask:causal, mask:prefix<n>, mask:sinks<n>x<n>, mask:lognormal<draw>, "
       "mask:share<percent>of<n>x<n>, mask:coins, onescale, "

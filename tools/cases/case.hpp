@@ -159,6 +159,7 @@ struct Case {
   Sink sink = Sink::kNone;
   float softcap = 0.f;  // "softcap<x>"; 0: none
   int64_t chunk = 0;    // "chunk<n>"; 0: none
+  float dropout = 0.f;  // "dropout<p>"; 0: none. The seed is that below, unless `added` has one
   AddedOptions added;   // "<field>=<n>", "<field>=<shape>"
   CaseMask mask;        // "mask:<source>"; what is above of a mask is the band of it
 

@@ -369,6 +369,18 @@ void draw_added(Draw& d, Case* c) {
   });
 }
 
+// Of what dropout goes with, where zeros are no more than zeros. The least part that can be kept is
+// multiplied by 65536, which float16 does not hold.
+void draw_dropout(Draw& d, Case* c) {
+  const bool has_fp8 = c->fp8 || c->dtype_of_kv() == FLASH3_FLOAT8_E4M3;
+  if (c->quantize || has_fp8 || c->qv || c->tree || c->distribution == Distribution::kSpecial)
+    return;
+  if (!d.percent(20)) return;
+  const int64_t dropped = d.of({1, 1000, 6554, 32768, 60000, 65535});
+  const int64_t most = c->dtype == FLASH3_FLOAT16 ? 60000 : 65535;
+  c->dropout = static_cast<float>(std::min(dropped, most)) / 65536;
+}
+
 // Whether q, and what a call appends to k, can be rotated.
 bool may_rotate(const Case& c) {
   const bool appends_fp8 = c.append > 0 && c.dtype_of_new() == FLASH3_FLOAT8_E4M3;
@@ -434,6 +446,7 @@ Case random_case(uint64_t seed, uint64_t index) {
                              !c.tree && !c.fp8 && c.distribution != Distribution::kSpecial &&
                              fits_data_mask(c);
   if (may_have_mask && d.percent(25)) draw_data_mask(d, &c);
+  draw_dropout(d, &c);
   return c;
 }
 

@@ -243,6 +243,7 @@ std::vector<Case> with_added_tensors(std::vector<Case> cases, flash3_backend bac
       const Choice& choice = choices[next++ % choices.size()];
       if (!takes(c, choice.field)) continue;
       *c.added.find(choice.field.name) = choice.value;
+      if (choice.field.name == "dropout_state") c.dropout = 0.3f;
       c.want_dadded = c.backward;
       c.seed += next;  // which tells dtypes and the sizes of tables
       cases.push_back(c);

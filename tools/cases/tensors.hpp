@@ -186,6 +186,7 @@ void set_options(const Case& c, const ExtraViews& extra, Params* p) {
   p->window_right = c.window_right;
   p->softcap = c.softcap;
   p->chunk = c.chunk;
+  p->dropout_p = c.dropout;
   set_extra(extra, p);
   if constexpr (requires { p->compute; }) {
     p->compute = c.fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
@@ -194,6 +195,7 @@ void set_options(const Case& c, const ExtraViews& extra, Params* p) {
     p->rotate = c.rotate;
   }
   c.added.set(p);
+  if (c.dropout > 0 && p->dropout_seed == 0) p->dropout_seed = c.seed;
   p->fill_padding = c.fill;
   p->max_seqlen_q = c.packed_q && c.max_known ? c.seq_q : 0;
   p->max_seqlen_k = c.packed_k && c.max_known ? c.seq_k : 0;

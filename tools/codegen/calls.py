@@ -2,7 +2,7 @@
 """What the bindings' functions take of a call's fields, and in which order: the one table that call_fields.py reads beside the C headers.
 
 A field that the headers gain after those of LISTED has no place here: every function of its call takes it last, in the headers' order, under
-its own name, and the header's comment says the rest. What a line here says is an order that callers depend on, or what a C type cannot say.
+its own name, and the header's comment says the rest. What a line here says is an order that callers depend on, or what a C type cannot say. "-name" in a list leaves that field out.
 """
 HEADERS = ("types.h", "flash3.h", "quantize.h", "merge.h", "mask.h")
 CALLS = ("forward", "backward", "quantize", "merge", "mask")
@@ -13,10 +13,11 @@ LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "wo
 # What the shapes are called that a tensor after those may have; rows are those of lse, and packed where lse is, [heads_q, total_q]. Where a
 # dimension may be 1, there is a word for each choice, of the letters of those that are not: batch, heads_q, seq_q, seq_k, the distances.
 SHAPES = {"[heads_q]": "heads", "[batch, heads_q]": "batch_heads", "[batch, heads_q, seq_q]": "rows",
-          "[1 or batch, 1 or heads_q, 1 or seq_q, seq_k]": "hqk bhqk qk bqk hk bhk k bk", "[1 or heads_q, 2·D + 1]": "hd d"}
+          "[1 or batch, 1 or heads_q, 1 or seq_q, seq_k]": "hqk bhqk qk bqk hk bhk k bk", "[1 or heads_q, 2·D + 1]": "hd d", "[2]": "state"}
 
 # What a problem holds of a tensor with such shapes, by the first (core/tensor_view.hpp); rows may be after others.
-VIEWS = {"heads": "HeadsView", "batch_heads": "HeadsView", "rows": "LseView", "hqk": "BiasView", "hd": "BiasTableView"}
+VIEWS = {"heads": "HeadsView", "batch_heads": "HeadsView", "rows": "LseView", "hqk": "BiasView", "hd": "BiasTableView",
+         "state": "StateView"}
 
 # The others that a call writes; k and v are only written by a call with k_new.
 WRITTEN = {"forward": "out lse", "backward": "dq dk dv dsink", "quantize": "q_out k_out v_out q_scale k_scale v_scale", "merge": "out lse",
@@ -56,7 +57,8 @@ _CACHE = ("softmax_scale causal seqused_k page_table window_left window_right so
           "seqused_q max_seqlen_q max_seqlen_k sm_margin q_scale k_scale v_scale")
 _APPEND = "cu_seqlens_k_new rotary_cos rotary_sin rotary_offsets rotary_interleaved"
 _QUANTIZE = f"rotary_cos rotary_sin rotary_interleaved rotary_offset_q rotary_offset_k rotate rotation_seed {_LENGTHS}"
-_MORE = "qv tree_mask rotate rotation_seed"
+_NO_DROPOUT = "-dropout_p -dropout_seed -dropout_offset -dropout_state"  # of calls on a cache, which do not train
+_MORE = f"qv tree_mask rotate rotation_seed {_NO_DROPOUT}"
 _DATA_MASK = "mask mask_fields"
 
 # name: (call, required arguments, options, results). "?": None may be given; "!": the operator writes it; "…": what the headers have
@@ -97,7 +99,7 @@ TVM_FFI = {
                 f"mask_alignment max_logits {_DATA_MASK} …"),
     "attention_with_kv_cache": ("forward", "q k v out lse seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new "
                                 f"rotary_cos rotary_sin rotary_offsets rotary_interleaved {_MASK} cu_seqlens_q seqused_q max_seqlen_q "
-                                f"max_seqlen_k sm_margin {_RUN} qv q_scale k_scale v_scale rotate rotation_seed …"),
+                                f"max_seqlen_k sm_margin {_RUN} qv q_scale k_scale v_scale rotate rotation_seed {_NO_DROPOUT} …"),
     "backward": ("backward", f"dout q k v out lse dq dk dv dlse dsink {_MASK} {_LENGTHS} deterministic {_RUN} mask_alignment {_DATA_MASK} …"),
     "quantize": ("quantize", "q k v q_out k_out v_out q_scale k_scale v_scale rotate rotation_seed rotary_cos rotary_sin rotary_interleaved "
                  f"rotary_offset_q rotary_offset_k {_LENGTHS} {_RUN} …"),
@@ -128,14 +130,15 @@ CPP = {
 # ---- Python ----
 # Options of Python's functions as their signatures show them.
 _PYTHON_LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k"
+_PYTHON_DROPOUT = "dropout_p seed -dropout_seed offset -dropout_offset"  # seed and offset are dropout's there
 PYTHON = {
     "attention": ("forward", f"causal window softmax_scale softcap chunk sink {_PYTHON_LENGTHS} deterministic q_scale k_scale v_scale out_dtype "
-                  "compute rotation_seed sm_margin fp8_sums return_lse qv … mask"),
-    "attention_backward": ("backward", f"dlse causal window softmax_scale softcap chunk sink {_PYTHON_LENGTHS} deterministic … mask"),
+                  f"compute rotation_seed sm_margin fp8_sums return_lse qv … {_PYTHON_DROPOUT} mask"),
+    "attention_backward": ("backward", f"dlse causal window softmax_scale softcap chunk sink {_PYTHON_LENGTHS} deterministic … {_PYTHON_DROPOUT} mask"),
     "attention_with_kv_cache": ("forward", "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "
                                 "rotary_offsets rotary_interleaved causal window softmax_scale softcap chunk sink cu_seqlens_q max_seqlen_q "
                                 "max_seqlen_k seqused_q q_scale k_scale v_scale rotate rotation_seed sm_margin schedule tree_mask out_dtype "
-                                "return_lse qv …"),
+                                f"return_lse qv {_NO_DROPOUT} …"),
 }
 # Those that are no field, with their defaults.
-PYTHON_EXTRAS = {"window": None, "out_dtype": None, "return_lse": False, "deterministic": False, "schedule": None, "mask": None}
+PYTHON_EXTRAS = {"seed": None, "offset": 0, "window": None, "out_dtype": None, "return_lse": False, "deterministic": False, "schedule": None, "mask": None}

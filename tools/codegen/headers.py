@@ -85,7 +85,7 @@ def declarations(body):
 
 _FLOATS = "float16, bfloat16 or float32"
 _DESCRIPTION = re.compile(rf"(Written: )?(\[[^\]]*\](?: or \[[^\]]*\])*) ({_FLOATS}|float32 or the dtype of \w+|\w+): (.*)")
-_NDIM = {"heads": {1}, "batch_heads": {2}, "rows": {2, 3}, "hqk": {4}, "hd": {2}}  # packed rows have one less
+_NDIM = {"heads": {1}, "batch_heads": {2}, "rows": {2, 3}, "hqk": {4}, "hd": {2}, "state": {1}}  # packed rows have one less
 
 
 def described(comment):
@@ -174,12 +174,14 @@ class Headers:
         return {f.like: f.name for f in self.added_tensors("backward") if f.written and f.like and f.name == f"d{f.like}"}
 
     def expanded(self, call, names, results, context=False):
-        """A list of calls.py, with what the headers have gained since and the list does not place itself; results: tensors that the call
-        writes too; context: what is no option too."""
-        listed = names.split()
-        for name in listed:
+        """A list of calls.py, with what the headers have gained since and the list neither places nor leaves out itself; results: tensors
+        that the call writes too; context: what is no option too."""
+        words = names.split()
+        listed = {word.removeprefix("-") for word in words}
+        for name in words:
             if name != "…":
-                yield name
+                if not name.startswith("-"):
+                    yield name
                 continue
             yield from (f.name for f in self.added(call) if f.name not in listed and (results or not f.written) and
                         (context or f.name not in calls.CONTEXT.split()))

@@ -10,6 +10,7 @@ It holds::
     attention_with_kv_cache
                          keys in a cache, in pages or not, to which the newest are appended: decoding
     kv_cache_schedule    a list that its calls with the same lengths can share
+    dropout_mask         which weights the dropout of attention keeps
     tree_mask            which drafts of a tree see which, for attention_with_kv_cache
     merge                one result of parts of the keys, each with its out and lse
     quantize             FP8 tensors with scales, of 16-bit tensors, for attention
@@ -28,6 +29,7 @@ plain forward without lse and gradients.
 from . import arrays
 from ._attention import Gradients, attention, attention_backward, explain, supported
 from ._attention import _torch as _torch_operators
+from ._dropout import dropout_mask
 from ._kv_cache import attention_with_kv_cache, kv_cache_schedule, merge, tree_mask
 from ._library import backends, version
 from ._mask import Mask
@@ -35,7 +37,7 @@ from ._quantize import Quantized, quantize
 from .arrays import Schedule, Support
 
 __version__ = version()
-__all__ = ["attention", "attention_backward", "attention_with_kv_cache", "kv_cache_schedule", "merge", "quantize", "tree_mask",
+__all__ = ["attention", "attention_backward", "attention_with_kv_cache", "kv_cache_schedule", "merge", "quantize", "tree_mask", "dropout_mask",
            "supported", "explain", "backends", "version", "arrays", "Gradients", "Mask", "Quantized", "Schedule", "Support"]
 
 if _torch_operators is not None:

@@ -5,7 +5,7 @@ from torch.autograd import forward_ad
 
 from ._fields import ADDED, GRADIENTS, OPTIONS, SIGNATURES
 from ._mask import check_mask
-from ._options import MAY_BE_NONE, number_of, number_of_word, refuse_unknown, rotation_seed, scale_or_default, window_sides
+from ._options import MAY_BE_NONE, number_of, number_of_word, refuse_unknown, scale_or_default, seed_of, window_sides
 from .arrays import check_schedule
 
 
@@ -51,9 +51,12 @@ def _compute(named, name, value):
     named["compute_fp8"] = number_of_word(name, value) != 0
 
 
+_SEEDS = {"seed": "dropout_seed", "offset": "dropout_offset"}
+
+
 def _seed(named, name, value):
-    if seed := signed(rotation_seed(value)):
-        named[name] = seed
+    if seed := signed(seed_of(name, value)):
+        named[_SEEDS.get(name, name)] = seed
 
 
 def _number(named, name, value):
@@ -75,7 +78,7 @@ def _integer(named, name, value):
 # argument that is given costs time.
 _BY_KIND = {"number": _number, "enumeration": _word, "uint64": _seed, "int32": _integer, "int64": _integer}
 _HANDED_ON = {**{name: _BY_KIND[kind] for name, kind in OPTIONS["forward"].items() if kind in _BY_KIND},
-              "window": _window, "softmax_scale": _softmax_scale, "schedule": _schedule, "mask": _mask, "out_dtype": _out_dtype, "compute": _compute}
+              **dict.fromkeys(_SEEDS, _seed), "window": _window, "softmax_scale": _softmax_scale, "schedule": _schedule, "mask": _mask, "out_dtype": _out_dtype, "compute": _compute}
 _OF_FUNCTION = {function: {name: _HANDED_ON.get(name) for name in names} for function, names in SIGNATURES.items()}
 
 

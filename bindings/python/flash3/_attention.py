@@ -4,6 +4,7 @@ import importlib.util
 from typing import NamedTuple
 
 from . import arrays
+from ._dropout import draw_state, in_c_names, with_state
 from ._fields import OPTIONS, RESULTS, SIGNATURES, TENSORS
 from ._options import computes_fp8, describes_added, given_options, takes_options
 from ._results import check_dims as _check_dims, dtype_of_out as _dtype_of_out
@@ -95,6 +96,11 @@ def attention(q, k, v, **options):
             is made once for this call's sizes and device, and kept. Or a Mask that was made for this call's sizes; the band must then
             be none, or the one of the mask. Arrays that are no torch tensors take a Mask alone. Not with qv or
             compute, nor on a GPU with FP8 tensors and a softcap.
+        dropout_p: from 0, none, to below 1, rounded to a multiple of 2**-16: a weight is dropped with this probability, and out has the
+            others divided by 1 - dropout_p. lse is that of all weights. On the CPU alone; neither with FP8, compute nor qv.
+        seed, offset: from 0 to 2**64 - 1: they choose the weights that are dropped, whatever else the call is, as flash3.dropout_mask
+            shows. seed=None: of torch tensors that are no DTensors, a dropout_state drawn by torch's generator of their device, which
+            torch.manual_seed seeds; others need a seed.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
             torch's scaled_dot_product_attention and JAX mean them.
 
@@ -111,6 +117,8 @@ def attention(q, k, v, **options):
     """
     if _overrides is not None and _overrides.users and (other := _overrides.override("attention")) is not None:
         return other(q, k, v, **given_options("attention", options))
+    if "dropout_p" in options or "seed" in options or "offset" in options:
+        options = with_state(options, _state_of(q))
     if _eager is not None and not torch.compiler.is_compiling():  # what a compiler traces is the operator
         result = _eager(q, k, v, options)
         if result is not None:
@@ -120,12 +128,19 @@ def attention(q, k, v, **options):
         options = _mask_make.with_mask_made(q, k, options)
         out, lse = _torch.attention(q, k, v, options, with_lse)
         return (out, lse) if with_lse else out
-    options = given_options("attention", options)
+    options = in_c_names(given_options("attention", options))
     options.pop("deterministic", None)
     q, k, v, qv = (_contiguous_last(x) for x in (q, k, v, options.pop("qv", None)))
     out, lse = _results(_host("q", q), _host("v", v), options.pop("out_dtype", None), with_lse)
     arrays.forward(q, k, v, out, lse, qv=qv, **options)
     return (out, lse) if with_lse else out
+
+
+def _state_of(q):
+    """What draws the state of a call's dropout; None: the caller has to say it."""
+    if not _is_torch(q) or _torch.is_sharded(type(q)):
+        return None
+    return lambda: draw_state(q.device)
 
 
 def _results(about_q, about_v, out_dtype, with_lse):
@@ -152,10 +167,11 @@ def attention_backward(dout, q, k, v, out, lse, **options):
     Returns:
         Gradients with the shapes and dtypes of q, k, v and sink.
     """
+    options = with_state(options)
     if _is_torch(q):
         options = _mask_make.with_mask_made(q, k, options)
         return Gradients(*_torch.attention_backward(dout, q, k, v, out, lse, options))
-    options = given_options("attention_backward", options)
+    options = in_c_names(given_options("attention_backward", options))
     dout, q, k, v, out = (_contiguous_last(x) for x in (dout, q, k, v, out))
     made = [_zeros(about.shape, about.dtype) for about in (_host("q", q), _host("k", k), _host("v", v))]
     dsink = None
@@ -187,7 +203,7 @@ def _question(ask_forward, ask_backward, q, k, v, backward, options):
     q, k, v = (_as_computed(x) for x in (q, k, v))
     about_q, about_k, about_v = describe("q", q), describe("k", k), describe("v", v)
     _check_dims("q", about_q), _check_dims("v", about_v)
-    options = dict(options) if _mask_make is None else dict(_mask_make.with_mask_made(q, k, options))
+    options = in_c_names(dict(options) if _mask_make is None else dict(_mask_make.with_mask_made(q, k, options)))
     deterministic = options.pop("deterministic", False)
     options.pop("return_lse", None)
     dtype = _dtype_of_out(about_q.dtype, options.pop("out_dtype", None))

@@ -33,7 +33,9 @@ class ForwardParams(ctypes.Structure):
                 ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor), ("rotary_interleaved", ctypes.c_int32),
                 ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule)), ("qv", Tensor), ("fp8_sums", ctypes.c_int32),
                 ("tree_mask", Tensor), ("rotate", ctypes.c_int32), ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32),
-                ("max_logits", Tensor), ("mask", ctypes.POINTER(Mask)), ("alibi_slopes", Tensor), ("bias", Tensor), ("bias_table", Tensor)]
+                ("max_logits", Tensor), ("mask", ctypes.POINTER(Mask)), ("alibi_slopes", Tensor), ("bias", Tensor), ("bias_table", Tensor),
+                ("dropout_p", ctypes.c_float), ("dropout_seed", ctypes.c_uint64), ("dropout_offset", ctypes.c_uint64),
+                ("dropout_state", Tensor)]
 
 
 class BackwardParams(ctypes.Structure):
@@ -46,7 +48,8 @@ class BackwardParams(ctypes.Structure):
                 ("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64), ("dsink", Tensor),
                 ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32), ("mask", ctypes.POINTER(Mask)),
                 ("alibi_slopes", Tensor), ("bias", Tensor), ("bias_table", Tensor), ("dbias", Tensor), ("dbias_table", Tensor),
-                ("dalibi_slopes", Tensor)]
+                ("dalibi_slopes", Tensor), ("dropout_p", ctypes.c_float), ("dropout_seed", ctypes.c_uint64),
+                ("dropout_offset", ctypes.c_uint64), ("dropout_state", Tensor)]
 
 
 class QuantizeParams(ctypes.Structure):
@@ -90,10 +93,12 @@ OPTIONS = {
     "forward": {"softmax_scale": "number", "causal": "flag", "window_left": "int64", "window_right": "int64", "backend": "enumeration",
                 "num_threads": "int32", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "softcap": "number", "chunk": "int64",
                 "compute": "enumeration", "rotation_seed": "uint64", "rotary_interleaved": "flag", "sm_margin": "int32",
-                "fp8_sums": "enumeration", "rotate": "flag", "fill_padding": "flag", "mask_alignment": "enumeration"},
+                "fp8_sums": "enumeration", "rotate": "flag", "fill_padding": "flag", "mask_alignment": "enumeration", "dropout_p": "number",
+                "dropout_seed": "uint64", "dropout_offset": "uint64"},
     "backward": {"softmax_scale": "number", "causal": "flag", "deterministic": "flag", "window_left": "int64", "window_right": "int64",
                  "backend": "enumeration", "num_threads": "int32", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "softcap": "number",
-                 "chunk": "int64", "fill_padding": "flag", "mask_alignment": "enumeration"},
+                 "chunk": "int64", "fill_padding": "flag", "mask_alignment": "enumeration", "dropout_p": "number", "dropout_seed": "uint64",
+                 "dropout_offset": "uint64"},
     "quantize": {"rotary_interleaved": "flag", "rotate": "flag", "rotary_offset_q": "int64", "rotary_offset_k": "int64",
                  "rotation_seed": "uint64", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "backend": "enumeration",
                  "num_threads": "int32"},
@@ -105,9 +110,9 @@ OPTIONS = {
 TENSORS = {
     "forward": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink", "q_scale", "k_scale", "v_scale",
                 "page_table", "cache_batch_idx", "leftpad_k", "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin",
-                "rotary_offsets", "qv", "tree_mask", "alibi_slopes", "bias", "bias_table"),
+                "rotary_offsets", "qv", "tree_mask", "alibi_slopes", "bias", "bias_table", "dropout_state"),
     "backward": ("dout", "dlse", "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink",
-                 "alibi_slopes", "bias", "bias_table"),
+                 "alibi_slopes", "bias", "bias_table", "dropout_state"),
     "quantize": ("q", "k", "v", "rotary_cos", "rotary_sin", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
     "merge": ("out_parts", "lse_parts", "sink"),
     "mask": ("ranges", "documents", "dense", "block_counts", "block_indices", "bits", "bit_blocks", "cu_seqlens_q", "cu_seqlens_k",
@@ -123,8 +128,9 @@ RESULTS = {
 
 # Of each call the tensors after those that calls.py places, which it reads, and the shapes that they may have.
 ADDED = {
-    "forward": {"alibi_slopes": "heads batch_heads", "bias": "hqk bhqk qk bqk hk bhk k bk", "bias_table": "hd d"},
-    "backward": {"alibi_slopes": "heads batch_heads", "bias": "hqk bhqk qk bqk hk bhk k bk", "bias_table": "hd d"},
+    "forward": {"alibi_slopes": "heads batch_heads", "bias": "hqk bhqk qk bqk hk bhk k bk", "bias_table": "hd d", "dropout_state": "state"},
+    "backward": {"alibi_slopes": "heads batch_heads", "bias": "hqk bhqk qk bqk hk bhk k bk", "bias_table": "hd d",
+                 "dropout_state": "state"},
     "quantize": {},
     "merge": {},
     "mask": {},
@@ -138,15 +144,15 @@ GRADIENTS = {
 }
 
 # Those that no GPU kernel takes.
-CPU_ALONE = ()
+CPU_ALONE = ("dropout_state",)
 
 # What the docstrings say of such tensors, written or not.
 ABOUT = {
     "max_logits":
         "[heads_q] or [batch, heads_q, seq_q] float32: the call writes the largest score that each head saw, or each row, laid out "
-        "as lse: scaled, capped, and with what bias, bias_table and alibi_slopes make of it; -inf where none was seen. The sink is "
-        "no score. Where a score is NaN, that of its row and of its head is undefined. On a GPU k and v are neither FP8 nor become "
-        "it, and out and lse may differ in their last bits from those of a call without. Has no gradient. None: not wanted.",
+        "as lse: scaled, capped, with bias, bias_table and alibi_slopes; -inf where none was seen. The sink is no score. Where a "
+        "score is NaN, that of its row and of its head is undefined. On a GPU k and v are neither FP8 nor become it, and out and "
+        "lse may differ in their last bits from those of a call without. Has no gradient. None: not wanted.",
     "alibi_slopes":
         "[heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. The slope times the distance of i' and j is subtracted "
         "from the scaled and capped score of query i and key j, with i' as in Mask. Not with tree_mask. None: none.",
@@ -154,13 +160,16 @@ ABOUT = {
         "[1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float16, bfloat16 or float32: what is added to the scaled and capped score "
         "of query i and key j; finite, or -inf, which hides the pair. Any strides. Of packed queries the first dimension is 1 and "
         "the third 1 or total_q. Column j is key j of its sequence; with cu_seqlens_k or page_table there are as many as a "
-        "sequence may have keys, or more. Only elements of rows and keys in use are read. Not with tree_mask. None: none.",
+        "sequence may have keys, or more. Only rows and keys in use are read. Not with tree_mask. None: none.",
     "bias_table":
         "[1 or heads_q, 2*D + 1] float32: a bias by distance, finite or -inf, which hides the pair. Entry clamp(j - i', -D, D) + D "
         "is added to the scaled and capped score of query i and key j, with i' as in Mask. Not with tree_mask. None: none.",
+    "dropout_state":
+        "[2] int64: the seed and the offset in the tensors' kind of memory, read when the kernels run: a captured graph replays "
+        "with other ones. Not with qv, tree_mask. On the CPU alone. Has no gradient. None: the two numbers instead.",
     "dbias":
-        "[1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of bias: the call writes its gradient, in float32 "
-        "summed over the dimensions that bias has one element of; 0 where no query sees the key. Any strides. The shape of bias, "
+        "[1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of bias: the call writes its gradient, summed in "
+        "float32 over the dimensions that bias has one element of; 0 where no query sees the key. Any strides. The shape of bias, "
         "which must be given. None: not wanted.",
     "dbias_table":
         "[1 or heads_q, 2*D + 1] float32: the call writes the gradient of bias_table. The shape of bias_table, which must be "
@@ -178,7 +187,7 @@ DTYPE_OF = {
     "cu_seqlens_q": "int32", "cu_seqlens_k": "int32", "seqused_q": "int32", "seqused_k": "int32", "page_table": "int32",
     "cache_batch_idx": "int32", "leftpad_k": "int32", "cu_seqlens_k_new": "int32", "rotary_offsets": "int32", "ranges": "int32",
     "documents": "int32", "block_counts": "int32", "block_indices": "int32", "bit_blocks": "int32",
-    "tree_mask": "int64",
+    "tree_mask": "int64", "dropout_state": "int64",
     "dense": "uint8", "bits": "uint8",
 }
 
@@ -188,11 +197,13 @@ SIGNATURES = {
                   "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None, "seqused_k": None,
                   "deterministic": False, "q_scale": None, "k_scale": None, "v_scale": None, "out_dtype": None, "compute": None,
                   "rotation_seed": 0, "sm_margin": 0, "fp8_sums": "auto", "return_lse": False, "qv": None, "mask_alignment": "bottom_right",
-                  "max_logits": None, "alibi_slopes": None, "bias": None, "bias_table": None, "mask": None},
+                  "max_logits": None, "alibi_slopes": None, "bias": None, "bias_table": None, "dropout_state": None, "dropout_p": 0.0,
+                  "seed": None, "offset": 0, "mask": None},
     "attention_backward": {"dlse": None, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None,
                            "cu_seqlens_q": None, "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None,
                            "seqused_k": None, "deterministic": False, "mask_alignment": "bottom_right", "alibi_slopes": None, "bias": None,
-                           "bias_table": None, "dbias": None, "dbias_table": None, "dalibi_slopes": None, "mask": None},
+                           "bias_table": None, "dbias": None, "dbias_table": None, "dalibi_slopes": None, "dropout_state": None,
+                           "dropout_p": 0.0, "seed": None, "offset": 0, "mask": None},
     "attention_with_kv_cache": {"seqused_k": None, "page_table": None, "cache_batch_idx": None, "leftpad_k": None, "k_new": None,
                                 "v_new": None, "cu_seqlens_k_new": None, "rotary_cos": None, "rotary_sin": None, "rotary_offsets": None,
                                 "rotary_interleaved": False, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0,

@@ -43,6 +43,7 @@ def _load():
     lib.flash3_backend_available.argtypes = [ctypes.c_int32]
     lib.flash3_backend_describe.argtypes = [ctypes.c_int32, *text]
     lib.flash3_backend_head_dims.argtypes = [ctypes.c_int32, ctypes.c_int32, *[ctypes.POINTER(ctypes.c_int32)] * 2]
+    lib.flash3_dropout_mask.argtypes = [ctypes.c_void_p]
     for function in (lib.flash3_last_error, lib.flash3_version):
         function.argtypes, function.restype = [], ctypes.c_char_p
     return lib
@@ -56,14 +57,17 @@ def version():
     return lib.flash3_version().decode()
 
 
+_DTYPE_OF = {**DTYPE_OF, "kept": "uint8"}  # the last: of dropout_mask
+
+
 def takes_dtype(name, dtype):
     """Whether a tensor argument may be of this dtype at all; some are of one argument alone."""
-    return dtype in DTYPES and (dtype not in ("int64", "uint8") or DTYPE_OF.get(name) == dtype)
+    return dtype in DTYPES and (dtype not in ("int64", "uint8") or _DTYPE_OF.get(name) == dtype)
 
 
 def dtypes_of(name):
     """What the dtype of this argument may be, in words."""
-    return DTYPE_OF.get(name, "one of float16, bfloat16, float32, float8_e4m3fn")
+    return _DTYPE_OF.get(name, "one of float16, bfloat16, float32, float8_e4m3fn")
 
 
 def _word(match):

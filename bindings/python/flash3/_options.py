@@ -173,14 +173,14 @@ def computes_fp8(compute):
     return number_of_word("compute", compute) != 0
 
 
-def rotation_seed(seed):
-    """A seed as an unsigned integer of 64 bits."""
+def seed_of(name, seed):
+    """A seed as an unsigned integer of 64 bits; name is the argument's, for messages."""
     try:
         seed = operator.index(seed)
     except TypeError:
-        raise TypeError(f"rotation_seed is a {type(seed).__name__} but it must be an integer") from None
+        raise TypeError(f"{name} is a {type(seed).__name__} but it must be an integer") from None
     if not 0 <= seed < 2**64:
-        raise ValueError(f"rotation_seed = {seed} but it must be from 0 to 2**64 - 1")
+        raise ValueError(f"{name} = {seed} but it must be from 0 to 2**64 - 1")
     return seed
 
 
@@ -194,7 +194,7 @@ def _threads(name, value):
 
 # How the C interface has a value of each kind of field, and those of single fields.
 _IN_C = {"flag": _flag, "number": number_of, "enumeration": number_of_word, "int32": int32_of, "int64": int64_of,
-         "uint64": lambda name, value: rotation_seed(value)}
+         "uint64": seed_of}
 _IN_C_OF = {"softmax_scale": lambda name, value: scale_or_default(value), "num_threads": _threads}
 
 

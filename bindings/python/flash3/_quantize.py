@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from . import arrays
 from ._attention import _check_dims, _contiguous_last, _host, _is_torch, _torch, _zeros
-from ._options import rotation_seed as seed_of, scale_shape
+from ._options import seed_of, scale_shape
 from ._results import scales_ndim
 
 
@@ -58,7 +58,7 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
     ndim = scales_ndim(scales)
     if heads_k is not None and heads_k < 1:
         raise ValueError(f"heads_k = {heads_k} but it must be at least 1")
-    seed = seed_of(rotation_seed)
+    seed = seed_of("rotation_seed", rotation_seed)
     options = dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, rotary_offset_q=rotary_offset_q,
                    rotary_offset_k=rotary_offset_k, rotate=rotate, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
                    seqused_q=seqused_q, seqused_k=seqused_k)

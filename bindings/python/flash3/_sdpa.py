@@ -7,6 +7,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from . import _overrides
+from ._dropout import draw_state
 from ._fields import CPU_ALONE
 from ._support import WITH_GRADIENTS as _MOST
 from ._mask_kept import kept
@@ -180,6 +181,14 @@ def _why_not_shapes(shape_q, shape_k, shape_v, enable_gqa):
     return None
 
 
+def _why_not_dropout(q, k, v, dropout_p):
+    if not 0.0 < dropout_p < 1.0:
+        return "dropout_p is not from 0 to below 1"
+    if not q.is_cpu:
+        return "dropout_p is not 0 on a GPU"
+    return "dropout_p is not 0, and a tensor is a DTensor" if any(is_sharded(type(x)) for x in (q, k, v)) else None
+
+
 def _why_not(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     """Why torch must do this call; None: flash3 does it. What is wrong in itself goes to torch too, for its own error."""
     if not type(q) is type(k) is type(v) is torch.Tensor:
@@ -190,8 +199,8 @@ def _why_not(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return "torch was told which backends to use, by sdpa_kernel() or torch.backends.cuda"
     if attn_mask is not None and (reason := why_not_mask(q, k, v, attn_mask, is_causal)) is not None:
         return reason
-    if dropout_p != 0.0:
-        return "dropout_p is not 0"
+    if dropout_p != 0.0 and (reason := _why_not_dropout(q, k, v, dropout_p)) is not None:
+        return reason
     kind = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
     if kind not in _DTYPES:
         return f"query is on a device of type {kind}"
@@ -224,10 +233,12 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     Arguments, shapes ([…, heads, seq, dim]) and meaning are torch's; is_causal is aligned to the top left corner. A bool attn_mask
     becomes a mask of flash3 (flash3.masks). It is kept with the tensor until torch's version counter says that the tensor, or the one that it
     is a view of, has changed; what is written through x.data or numpy is not counted. An attn_mask of float16, bfloat16 or float32 becomes
-    flash3's bias, on the CPU, with its gradient. A query that sees no key gets 0.
+    flash3's bias, with its gradient. A query that sees no key gets 0.
 
-    torch computes calls that flash3 does not support, with one warning for each reason: with dropout, with an attn_mask of another dtype,
-    with a bool attn_mask that torch.compile or torch.func traces, and others. torch also computes calls if it was told which backends
+    dropout_p is computed on a CPU, but not of DTensors: torch's generator seeds it, but other weights are dropped than by torch.
+
+    torch computes calls that flash3 does not support, with one warning for each reason: with dropout on a GPU, with an attn_mask of another
+    dtype, with a bool attn_mask that torch.compile or torch.func traces, and others. torch also computes calls if it was told which backends
     to use, by torch.nn.attention.sdpa_kernel() or torch.backends.cuda.enable_flash_sdp() and its siblings, and calls with tensors of
     a class that flash3 does not support. It supports DTensor, sharded by batch and by heads.
 
@@ -258,6 +269,8 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
         arguments["mask"], arguments["mask_fields"] = mask.data, mask.fields
     if scale is not None:
         arguments["softmax_scale"] = scale
+    if dropout_p != 0.0:
+        arguments["dropout_p"], arguments["dropout_state"] = dropout_p, draw_state(q.device)
     if is_causal:
         arguments["causal"] = is_causal
         seq_q, seq_k = shape[-2], k.shape[2]

@@ -28,10 +28,13 @@ class _Problem:
         q, k = self._tensors["q"].shape, self._tensors["k"].shape
         self._is_packed = len(q) != 4 or any(name.startswith("cu_seqlens_") for name in self._tensors)
         self._batch = q[0]
+        self._drops = values.get("dropout_p", 0.0) != 0.0
         heads = self._heads_dim("q", len(q), _HEADS)
         self._heads_q, self._heads_k = q[heads], k[heads]
 
     def kinds(self):
+        if self._drops:  # weights by their places in the whole call
+            return (_WHOLE,)
         return (_WHOLE, _HEADS, _QUERY_HEADS) if self._is_packed else (_WHOLE, _BATCH, _HEADS, _QUERY_HEADS)
 
     def is_valid(self, kinds, sizes):
@@ -70,7 +73,9 @@ class _Problem:
         """The dimension that is sharded; None: none."""
         if name == "sink":
             return 0
-        if name in ADDED["forward"]:  # [heads_q], [batch, heads_q], or as lse
+        if name in ADDED["forward"]:  # [heads_q], [batch, heads_q], as lse, or a state
+            if ADDED["forward"][name] == "state":
+                return None
             return ndim - 2 if "rows" in ADDED["forward"][name].split() and ndim > 1 else ndim - 1
         if name in ("lse", "dlse"):
             return ndim - 2

@@ -15,8 +15,9 @@ except ImportError as error:
 import numpy as np
 
 from . import _jax, _jax_mask
+from ._dropout import in_c_names, with_state
 from ._fields import ABOUT, ADDED, GRADIENTS
-from ._options import int64_of, number_of, number_of_word, refuse_unknown, rotation_seed as seed_of, shows_options
+from ._options import int64_of, number_of, number_of_word, refuse_unknown, seed_of, shows_options
 
 __all__ = ["dot_product_attention"]
 
@@ -76,10 +77,18 @@ def _sides(is_causal, local_window_size):
     return left, 0 if is_causal else right
 
 
+def _dropout(dropout_p, seed, offset, added):
+    """The options of dropout that say more than their defaults."""
+    options = {"dropout_p": dropout_p, "seed": seed, "offset": offset, "dropout_state": added.get("dropout_state")}
+    with_state(options)
+    del options["dropout_state"]
+    return {**in_c_names(options), "dropout_p": float(number_of("dropout_p", dropout_p))} if dropout_p else {}
+
+
 def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False, query_seq_lengths=None,
                           key_value_seq_lengths=None, local_window_size=None, implementation=None, return_residual=False,
                           softcap=0.0, sink=None, deterministic=False, q_scale=None, k_scale=None, v_scale=None, compute=None,
-                          rotation_seed=0, q_segment_ids=None, kv_segment_ids=None, **added):
+                          rotation_seed=0, dropout_p=0.0, seed=None, offset=0, q_segment_ids=None, kv_segment_ids=None, **added):
     """jax.nn.dot_product_attention by flash3: softmax(scale * query key^T) value.
 
     query is [batch, seq_q, heads_q, head_dim], key [batch, seq_k, heads_k, head_dim] and value [batch, seq_k, heads_k, head_dim_v], or
@@ -101,9 +110,12 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     flash3.attention: q_scale, k_scale and v_scale of float8_e4m3fn tensors, whose result is bfloat16 and has no gradients;
     compute="fp8" and rotation_seed of other tensors, whose gradients are computed in their own dtype.
 
+    dropout_p, seed and offset as in flash3.attention, on a CPU; the three are no arrays, so that jit compiles a call for each seed, and
+    under vmap the mapped axis joins the batch.
+
     bias is float16, bfloat16 or float32 and broadcasts to [batch, heads_q, seq_q, seq_k], with dimensions added in front: what is added to
     the scaled and capped scores; -inf hides a pair. Its gradient is a sum over the dimensions of size 1, and is made where it is asked for.
-    On the CPU alone. Shapes and dtypes are checked when the call is traced; what only the machine or the
+    Shapes and dtypes are checked when the call is traced; what only the machine or the
     lengths can tell comes as XLA's error from the run.
     """
     _refuse(implementation)
@@ -124,7 +136,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     options = _jax.Options(softmax_scale=_scale(scale), window_left=left, window_right=right, softcap=number_of("softcap", softcap),
                            mask_alignment=number_of_word("mask_alignment", "top_left"), deterministic=bool(deterministic),
                            with_lse=bool(return_residual), compute=number_of_word("compute", compute),
-                           rotation_seed=seed_of(rotation_seed))
+                           rotation_seed=seed_of("rotation_seed", rotation_seed), **_dropout(dropout_p, seed, offset, added))
     _jax.check(tensors, options)
     out, lse = _jax.attention(options, _jax.one_vma(tensors))
     if jnp.ndim(query) == 3:

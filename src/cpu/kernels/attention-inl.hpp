@@ -5,7 +5,7 @@
 //   for each tile of keys:          K and V packed once, for all rows of the task
 //     for each strip of rows (6):   everything of a strip stays in the first-level cache
 //       S = Q·Kᵀ                    only keys that some row of the strip sees; capped if asked for
-//       P = exp2(S·scale − max)     running max and sum of each row; masked entries exactly 0
+//       P = exp2(S·scale − max)     max and sum of each row; 0: masked, or dropped after the sum
 //       O = O·correction + P·V
 //   the sink, if there is one, joins max and sum
 //   out = O / sum,  lse = ln 2 · (max + log2 sum)
@@ -31,6 +31,7 @@
 #include "cpu/kernels/pack-inl.hpp"
 #include "cpu/kernels/multiply-inl.hpp"
 #include "cpu/kernels/biases-inl.hpp"
+#include "cpu/kernels/dropout-inl.hpp"
 #include "cpu/kernels/softmax-inl.hpp"
 #if defined(FLASH3_AMX)
 #include "cpu/kernels/amx-inl.hpp"
@@ -188,11 +189,28 @@ class TaskRunner {
       list_scales(p_.v_scale, tile, begin, std::min(end, length), buffers_.v_scales);
     }
     if (!in_place_) pack_tile(tile, seen);
+    if (p_.dropout.given()) find_kept_of_tile(tile, seen);
     for (Index r = task_.rows.begin; r < task_.rows.end; r += strip_rows_) {
       const Range rows{r, std::min(r + strip_rows_, task_.rows.end)};
       const Range keys = seen_by(rows, seen);
       if (!keys.empty() && is_listed(rows, tile)) run_strip(tile, rows, keys);
     }
+  }
+
+  // For the strips that see some of these keys.
+  void find_kept_of_tile(Index tile, Range seen) {
+    Range rows{task_.rows.end, task_.rows.begin};
+    for (Index r = task_.rows.begin; r < task_.rows.end; r += strip_rows_) {
+      const Index end = std::min(r + strip_rows_, task_.rows.end);
+      if (!seen_by({r, end}, seen).empty()) rows = {std::min(rows.begin, r), end};
+    }
+    const Index first = (seen.begin - tile) / kKeptKeys * kKeptKeys;
+    const Range keys{tile + first, tile + round_up(seen.end - tile, kKeptKeys)};
+    find_kept(p_, p_.dropout_key(), sequence_.batch, task_.kv_head, rows, keys,
+              kept_of(rows.begin) + first / 8, tile_.keys / 8);
+  }
+  uint8_t* kept_of(Index r) const {
+    return buffers_.kept ? buffers_.kept + (r - task_.rows.begin) * (tile_.keys / 8) : nullptr;
   }
 
   void pack_tile(Index tile, Range seen) {
@@ -256,9 +274,9 @@ class TaskRunner {
       if (seen.words)
         for (Index j = own_begin; j < own_end; ++j)
           if (seen.hides(tile + j)) scores[j] = -kInfinity;
-      correction[i] =
-          softmax_row<Words>(scores, begin, end, scale, buffers_.weights + i * tile_.keys / kPair,
-                             buffers_.max + strip + i, buffers_.sum + strip + i);
+      correction[i] = softmax_row<Words>(scores, begin, end, scale, kept_of(rows.begin + i),
+                                         buffers_.weights + i * tile_.keys / kPair,
+                                         buffers_.max + strip + i, buffers_.sum + strip + i);
     }
     add_values(tile, strip, rows, keys, correction);
   }
@@ -390,16 +408,17 @@ class TaskRunner {
   void finish_row(Index r) {
     const Index i = r - task_.rows.begin;
     const float* row = buffers_.out + i * buffers_.v_words;
-    const float max = buffers_.max[i], sum = buffers_.sum[i];
+    const float max = buffers_.max[i], sum = buffers_.sum[i], of_kept = p_.dropout.scale();
     if (task_.partial.out) {
-      std::copy_n(row, p_.head_dim_v, task_.partial.out + i * p_.head_dim_v);
+      float* const out = task_.partial.out + i * p_.head_dim_v;
+      for (int d = 0; d < p_.head_dim_v; ++d) out[d] = row[d] * of_kept;
       task_.partial.max[i] = max;
       task_.partial.sum[i] = sum;
       return;
     }
     const PackedRow at = packed_row(group_, task_.kv_head, r);
     const RowEnd end = end_of_row(max, sum, p_.sink, at.head);
-    const VecF factor = set(end.sum == 0 ? 0.f : end.scale / end.sum);
+    const VecF factor = set(end.sum == 0 ? 0.f : end.scale / end.sum * of_kept);
     const Index offset = row_offset(p_.out, sequence_.batch, sequence_.q, at.query, at.head);
     if (p_.out_dtype == FLASH3_FLOAT16)
       store_row(row, factor, static_cast<Fp16*>(p_.out.data) + offset);

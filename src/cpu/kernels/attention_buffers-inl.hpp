@@ -38,6 +38,7 @@ struct Buffers {
   float *q, *k, *v, *scores, *weights, *out, *max, *sum, *stage;
   float *k_scales, *v_scales;  // of the rows of an FP8 tile
   void *k_rows, *v_rows;       // of a paged tile: where its rows lie
+  uint8_t* kept;               // [row][key / 8] of a tile; null without dropout
 
   // Returns the bytes used; without a base it only measures.
   template <class Words>
@@ -74,6 +75,8 @@ struct Buffers {
         p.cache.paged ? (tile.keys + 1) * int64_t{sizeof(void*) / sizeof(float)} : 0;
     k_rows = take(listed);
     v_rows = take(listed);
+    const bool drops = p.dropout.given();
+    kept = drops ? reinterpret_cast<uint8_t*>(take(rows * (tile.keys / 32))) : nullptr;
     return used;
   }
 };

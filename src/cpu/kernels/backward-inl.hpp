@@ -9,6 +9,7 @@
 //     P = exp(S·scale − lse),  dS = P ∘ (dP − delta);  both exactly 0 where masked
 //     with a cap:  t = tanh(S·scale / cap),  P = exp(cap·t − lse)
 //                  dS = P ∘ (dP − delta) ∘ (1 − t²)
+//     with dropout: dP, and then P, are those of the kept weights, divided by 1 − p
 //     dV += Pᵀ·dOut,  dK += dSᵀ·Q
 //     dQ += dS·K, in the order of the blocks of keys
 //
@@ -110,8 +111,8 @@ class BackwardRunner : BackwardState<T> {
     for (Index j = keys_.begin; j < keys_.end; ++j) {
       store_row(buffers_.dk + (j - keys_.begin) * buffers_.qk_stride, p_.softmax_scale, p_.head_dim,
                 p_.dk, key_offset(p_.dk, j));
-      store_row(buffers_.dv + (j - keys_.begin) * buffers_.v_stride, 1.f, p_.head_dim_v, p_.dv,
-                key_offset(p_.dv, j));
+      store_row(buffers_.dv + (j - keys_.begin) * buffers_.v_stride, p_.dropout.scale(),
+                p_.head_dim_v, p_.dv, key_offset(p_.dv, j));
     }
     biases_.finish();
   }

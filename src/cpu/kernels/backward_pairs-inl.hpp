@@ -88,7 +88,7 @@ class PairRunner : BackwardState<Bf16> {
     biases_.begin(b.biases);
     for_each_row_block([&](Index block, Range seen) { run_block(block, seen); });
     store_gradient(b.dk, p_.softmax_scale, p_.head_dim, p_.dk);
-    store_gradient(b.dv, 1.f, p_.head_dim_v, p_.dv);
+    store_gradient(b.dv, p_.dropout.scale(), p_.head_dim_v, p_.dv);
     biases_.finish();
   }
 

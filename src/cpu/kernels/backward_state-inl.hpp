@@ -102,7 +102,9 @@ class BackwardState {
   Range row_keys_[kMaxBackwardRows];  // keys that the row sees
   SeenKeys seen_[kMaxBackwardRows];   // with lists: which of those
   float lse_[kMaxBackwardRows] = {}, delta_[kMaxBackwardRows] = {};
-  bool bias_hides_ = false;  // a pair of them
+  static constexpr Index kKeptBytes = kMaxBackwardKeys / 8;
+  uint8_t kept_[kMaxBackwardRows * kKeptBytes];  // with dropout: of the task's keys
+  bool bias_hides_ = false;                      // a pair of them
 
   int64_t key_offset(const TensorView& t, Index j) const {
     return row_offset(t, blocks_.sequence.batch, blocks_.sequence.k, j, task_.kv_head);
@@ -152,6 +154,10 @@ class BackwardState {
       // Once for each row: a division takes as long as a load that misses a cache.
       for (Index r = 0; r < rows_.size(); ++r)
         row_[r] = packed_row(blocks_.group, task_.kv_head, rows_.begin + r);
+      if (p_.dropout.given())
+        find_kept(p_, p_.dropout_key(), blocks_.sequence.batch, task_.kv_head, rows_,
+                  {keys_.begin, keys_.begin + round_up(keys_.size(), kKeptKeys)}, kept_,
+                  kKeptBytes);
       what(i, seen);
     }
   }
@@ -236,11 +242,13 @@ class BackwardState {
     return row_bias(p_, blocks_.sequence, row_[i].query, row_[i].head, keys_.begin);
   }
   // S and dP of row i, which may only pad a strip, become P and dS: 0 where it does not see the
-  // key.
+  // key. With dropout dP is that of the kept weights, divided by 1 − p, and then P is of them.
   HWY_INLINE void softmax_of_row(Index i, int columns, float* p, float* ds) {
+    keep_of_row(i, p_.dropout.scale(), ds);
     if (!biased_ || row_keys_[i].empty()) {
       softmax_backward<false>(p_, row_keys_[i], lse_[i], delta_[i], {}, columns, p, ds, nullptr);
       clear_hidden(i, p, ds);
+      keep_of_row(i, 1.f, p);
       if (i < rows_.size()) biases_.add(i, row_[i], {}, {});
       return;
     }
@@ -251,6 +259,14 @@ class BackwardState {
     clear_hidden(i, p, ds);
     if (added) clear_hidden(i, added, added);
     biases_.add(i, row_[i], bias, row_keys_[i]);
+    keep_of_row(i, 1.f, p);
+  }
+  // Those of row i's values whose weights are kept, times this; 0 for the others.
+  HWY_INLINE void keep_of_row(Index i, float scale, float* values) const {
+    if (!p_.dropout.given()) return;
+    const uint8_t* const kept = kept_ + i * kKeptBytes;
+    for (Index j = row_keys_[i].begin / kLanes * kLanes; j < row_keys_[i].end; j += kLanes)
+      store(keep(hn::Mul(load(values + j), set(scale)), kept, j), values + j);
   }
   // Whether a bit or the bias hides the task's key j from row i, which is in its range.
   bool hides(Index i, Index j) const {

@@ -28,26 +28,35 @@ HWY_INLINE VecF weights_of(const float* scores, VecF scale, VecF shift) {
 }
 constexpr float kMostFusedShift = 1 << 16;
 
-// Makes weights of scores [begin, end) of one row, a multiple of 2 · kLanes; returns their sum.
-template <class Words, bool kFused>
+// Makes weights of scores [begin, end) of one row, a multiple of 2 · kLanes; returns their sum,
+// with those that dropout then drops. kept: which it does not (dropout-inl.hpp).
+template <class Words, bool kFused, bool kDropped>
 HWY_INLINE VecF make_weights(const float* scores, int64_t begin, int64_t end, VecF scale,
-                             VecF shift, float* weights) {
+                             VecF shift, const uint8_t* kept, float* weights) {
   VecF sum0 = hn::Zero(F32()), sum1 = sum0;
   for (int64_t j = begin; j < end; j += 2 * kLanes) {
-    const VecF p0 = weights_of<kFused>(scores + j, scale, shift);
-    const VecF p1 = weights_of<kFused>(scores + j + kLanes, scale, shift);
+    VecF p0 = weights_of<kFused>(scores + j, scale, shift);
+    VecF p1 = weights_of<kFused>(scores + j + kLanes, scale, shift);
     sum0 = hn::Add(sum0, p0);
     sum1 = hn::Add(sum1, p1);
+    if constexpr (kDropped) p0 = keep(p0, kept, j), p1 = keep(p1, kept, j + kLanes);
     Words::store_weights(p0, p1, weights + j / Words::kElements);
   }
   return hn::Add(sum0, sum1);
+}
+// kept: null without dropout.
+template <class Words, bool kFused>
+HWY_INLINE VecF make_weights(const float* scores, int64_t begin, int64_t end, VecF scale,
+                             VecF shift, const uint8_t* kept, float* weights) {
+  return kept ? make_weights<Words, kFused, true>(scores, begin, end, scale, shift, kept, weights)
+              : make_weights<Words, kFused, false>(scores, begin, end, scale, shift, kept, weights);
 }
 
 // Makes weights of scores [begin, end) of one row, a multiple of 2 · kLanes; updates the row's
 // max and sum; returns the factor that brings what was summed before to the new max.
 template <class Words>
 HWY_INLINE float softmax_row(const float* scores, int64_t begin, int64_t end, float scale,
-                             float* weights, float* row_max, float* row_sum) {
+                             const uint8_t* kept, float* weights, float* row_max, float* row_sum) {
   VecF max0 = set(-kInfinity), max1 = max0;
   for (int64_t j = begin; j < end; j += 2 * kLanes) {
     max0 = hn::Max(max0, hn::Load(F32(), scores + j));
@@ -59,9 +68,10 @@ HWY_INLINE float softmax_row(const float* scores, int64_t begin, int64_t end, fl
   const float correction = *row_max == max ? 1.f : std::exp2(*row_max - origin);
 
   const VecF factor = set(scale), shift = set(origin);
-  const VecF sum = std::abs(origin) <= kMostFusedShift
-                       ? make_weights<Words, true>(scores, begin, end, factor, shift, weights)
-                       : make_weights<Words, false>(scores, begin, end, factor, shift, weights);
+  const VecF sum =
+      std::abs(origin) <= kMostFusedShift
+          ? make_weights<Words, true>(scores, begin, end, factor, shift, kept, weights)
+          : make_weights<Words, false>(scores, begin, end, factor, shift, kept, weights);
   *row_max = max;
   *row_sum = *row_sum * correction + hn::GetLane(hn::SumOfLanes(F32(), sum));
   return correction;

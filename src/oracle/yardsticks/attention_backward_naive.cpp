@@ -133,7 +133,9 @@ class Backward {
     mask_.for_each_hidden(i, [&](int64_t j) { p[j] = -std::numeric_limits<float>::infinity(); });
     const float sink = sink_of(p_, head);
     const float p_sink = round(sink_weight(sink, softmax(p, seen, sink)));
-    for (int64_t j = seen.begin; j < seen.end; ++j) p[j] = round(p[j]), ds[j] = round(ds[j]);
+    const RowDropout dropout(p_, batch, head, i);
+    for (int64_t j = seen.begin; j < seen.end; ++j)
+      p[j] = round(p[j]), ds[j] = round(ds[j] * static_cast<float>(dropout.of(j)));
 
     float mean = 0, out[kMaxHeadDim];
     load_row(p_.out, p_.dtype, batch, i, head, out);
@@ -143,6 +145,8 @@ class Backward {
                        : 0.f;
     for (int64_t j = seen.begin; j < seen.end; ++j)
       ds[j] = round(round(p[j] * (ds[j] - mean + dlse)) * slope[j]);
+    for (int64_t j = seen.begin; dropout.given() && j < seen.end; ++j)
+      p[j] = round(p[j] * static_cast<float>(dropout.of(j)));
     dsink_ += round(p_sink * (dlse - mean));
     return seen;
   }

@@ -236,6 +236,9 @@ class RowGroup {
                      ? static_cast<Real>(rounded(static_cast<float>(s[j]), FLASH3_FLOAT8_E4M3))
                      : round(s[j]);
       }
+      const RowDropout dropout(p, batch, head, rows.begin + row);
+      for (int64_t j = seen[row].begin; dropout.given() && j < seen[row].end; ++j)
+        s[j] = round(s[j] * static_cast<Real>(dropout.of(j)));
       weights[row] = s;
       seen_by_all = {std::max(seen_by_all.begin, seen[row].begin),
                      std::min(seen_by_all.end, seen[row].end)};

@@ -77,6 +77,9 @@ void attention_backward_naive(const BackwardProblem& problem, int num_threads = 
 // What is less than float32's smallest normal number, 2⁻¹²⁶, may become 0: the largest weight of a
 // row, beside a sink that is far above its scores, and the others with it; and out.
 //
+// With dropout the sums are those of the kept weights, each divided by 1 − its p, and all that they
+// leave of a row may be as small.
+//
 // Gradients. lse is an input in float32 there, so that p = exp(s − lse) errs by more than in the
 // forward, where a common error cancels:  Ep = E + 4ε·|lse| + 8ε.  out is an input rounded to u:
 //

@@ -64,7 +64,8 @@ TEST(RandomCase, CoversEveryOption) {
   std::set<std::pair<bool, Rotary>> rotations;
   std::set<std::tuple<bool, bool, bool, bool, bool, bool>> flags;
   std::set<int> sums;
-  std::set<std::pair<bool, bool>> filled;  // of backward cases, and of those on a cache
+  std::set<std::tuple<bool, bool, float>> dropouts;  // of backward cases, with a state
+  std::set<std::pair<bool, bool>> filled;            // of backward cases, and of those on a cache
   std::set<std::tuple<int64_t, bool, bool, bool>> logits;  // on a cache, of FP8 keys, with qv
   int64_t with_logits = 0, forward = 0;
   int64_t quick = 0, long_fp8 = 0, shared_keys = 0;
@@ -100,6 +101,7 @@ TEST(RandomCase, CoversEveryOption) {
     with_logits += of_logits != 0, forward += !c.backward && !c.quantize;
     flags.insert({c.want_lse, c.max_known, c.front > 0, c.softcap > 0, c.softmax_scale > 0, c.fp8});
     sums.insert(c.sums);
+    if (c.dropout > 0) dropouts.insert({c.backward, c.added["dropout_state"] != 0, c.dropout});
     quick += flops(c) < 1e7;
     long_fp8 += (c.fp8 || c.dtype == FLASH3_FLOAT8_E4M3) && c.seq_k > 2048 && !c.window;
     shared_keys += c.has_cache() && c.seq_q > 16 && c.seq_k >= 7168 && !c.kv8;
@@ -110,6 +112,7 @@ TEST(RandomCase, CoversEveryOption) {
   EXPECT_EQ(dims_v.size(), 256u + 1);
   EXPECT_EQ(latent.size(), 3u);
   EXPECT_EQ(sums.size(), 3u);
+  EXPECT_EQ(dropouts.size(), 2u * 2 * 6);
   for (const int64_t tile : {64, 80, 96, 112, 128, 144, 192, 256})
     for (const int64_t length : {0, 1, 2}) {
       EXPECT_TRUE(lengths.contains(length));

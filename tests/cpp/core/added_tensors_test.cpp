@@ -3,6 +3,7 @@
 // sentence for what breaks one, and which backends take it.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -90,6 +91,10 @@ void expect_sizes(const Broken& broken, const flash3_tensor& t, const std::strin
                               "from -D to D");
     return;
   }
+  if (shape == "state") {
+    EXPECT_EQ(with(0, 3), part(0) + " = 3 but it must be 2: a seed and an offset");
+    return;
+  }
   const int heads = shape == "rows" ? 1 : t.ndim - 1;
   EXPECT_EQ(with(heads, 3),
             part(heads) + " = 3 but q.shape[2] = 4" + kMust + name + " must have the same heads_q");
@@ -118,7 +123,7 @@ void expect_rules() {
     *field.tensor(&p) = good;
     const auto wrong_dtype = broken([](flash3_tensor* x) { x->dtype = FLASH3_INT32; });
     EXPECT_EQ(wrong_dtype, name + ".dtype = int32 but it must be " +
-                               (field.dtype != FLASH3_DTYPE_NONE ? "float32"
+                               (field.dtype != FLASH3_DTYPE_NONE ? dtype_name(field.dtype)
                                 : field.like.empty()             ? "float16, bfloat16 or float32"
                                                      : "float32 or the dtype of bias, float32") +
                                "; a " + name + " that is not " +
@@ -157,8 +162,9 @@ void expect_rules() {
       if (!of || of->kind != FieldKind::kTensor) continue;
       static const int64_t words[64] = {};
       Params both = p;
-      *of->tensor(&both) =
-          contiguous(of->dtype, {kSizes.batch, kSizes.seq_q}, const_cast<int64_t*>(words));
+      *of->tensor(&both) = other == "qv" ? p.out
+                                         : contiguous(of->dtype, {kSizes.batch, kSizes.seq_q},
+                                                      const_cast<int64_t*>(words));
       EXPECT_EQ(problem_of(both).message(),
                 name + " is given and " + other + " is given; a call takes one of the two");
     }

@@ -123,7 +123,11 @@ INSTANTIATE_TEST_SUITE_P(
                     "fp16/b1/q60/k70/h2/d16/full/chunk7/mask:blocks16x8.h/max_logits=rows",
                     "e4m3/b2/q40/k133/h4x2/d16/causal/mask:dense/blockscales",
                     "fp32/b1/q40/k30/h2/d16/causal/mask:band/mask_alignment=1",
-                    "e4m3/b2/q140/k300/h4x2/d16/causal/blockscales/max_logits=rows"));
+                    "e4m3/b2/q140/k300/h4x2/d16/causal/blockscales/max_logits=rows",
+                    "fp32/b2/q37/k61/h6x2/d24x40/causal/dropout0.3",
+                    "bf16/b5/q20/k30/h4x2/d16/w3:9/random/packed/softcap20/sink/dropout0.5",
+                    "fp16/b5/q20/k30/h4x2/d16/full/random/used/dropout0.9/dropout_state=state",
+                    "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h/dropout0.1/dropout_seed=7"));
 
 // Calls of every kind with each tensor that flash3.h has gained, in each of its shapes.
 std::vector<std::string> with_added(const std::vector<std::string>& ids) {
@@ -152,7 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
                                   "fp32/b5/q20/k30/h4x1/d16/causal/chunk7/random/used",
                                   "fp32/b2/q9/k30/h4x2/d24x40/causal/qv/mask_alignment=1",
                                   "e4m3/b2/q30/k200/h4x2/d16/causal/blockscales",
-                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h"})));
+                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h",
+                                  "fp32/b5/q20/k30/h4x2/d16/causal/random/packed/dropout0.3"})));
 
 void expect_backward(const std::string& id) {
   const cases::Case c = parsed(id);
@@ -188,7 +193,12 @@ INSTANTIATE_TEST_SUITE_P(Definition, Backward,
                                          "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h/dlse/bwd",
                                          "bf16/b2/q40/k50/h2/d16/causal/mask:ranges2.h/sink/bwd",
                                          "fp32/b2/q40/k50/h2/d16/full/softcap20/mask:documents/bwd",
-                                         "fp16/b1/q60/k70/h4x2/d16/full/mask:blocks16x8.h/bwd"));
+                                         "fp16/b1/q60/k70/h4x2/d16/full/mask:blocks16x8.h/bwd",
+                                         "fp32/b2/q37/k61/h6x2/d24/causal/dropout0.3/dlse/bwd",
+                                         "fp32/b5/q20/k30/h4x2/d16/full/random/packed/softcap20/"
+                                         "sink/dropout0.5/dropout_state=state/bwd",
+                                         "fp16/b1/q60/k70/h4x2/d16/full/mask:blocks16x8.h/"
+                                         "dropout0.2/dropout_offset=3/bwd"));
 
 class AddedBackward : public testing::TestWithParam<std::string> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AddedBackward);  // while no gradient depends on one
@@ -201,7 +211,9 @@ INSTANTIATE_TEST_SUITE_P(
                                   "fp16/b2/q29/k17/h4x2/d16/full/softcap20/sink/dlse/bwd",
                                   "fp32/b5/q20/k30/h4x2/d16/w3:9/random/packed/bwd",
                                   "fp32/b5/q20/k30/h4x1/d16/causal/chunk7/random/used/bwd",
-                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h/bwd"})));
+                                  "fp32/b2/q40/k133/h4x2/d16/full/mask:dense.b.h/bwd",
+                                  "fp32/b5/q20/k30/h4x2/d16/causal/random/packed/softcap20/sink/"
+                                  "dropout0.3/dlse/bwd"})));
 
 // Neither takes a mask for none, nor a source for a mask.
 TEST(Definition, AMaskGoesWithItsSource) {

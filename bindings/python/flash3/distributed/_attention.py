@@ -6,7 +6,7 @@ import torch
 
 from . import _cost
 from .._arguments import signed
-from .._options import (NO_MASK, computes_fp8, lacks_options, number_of, options_lacking, refuse_unknown, rotation_seed as seed_of, scale_or_default,
+from .._options import (NO_MASK, computes_fp8, lacks_options, number_of, options_lacking, refuse_unknown, seed_of, scale_or_default,
     window_sides, without_lacking)
 from .._sdpa import sdpa_override
 from .._torch import autocast
@@ -63,7 +63,7 @@ def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, 
     left, right = window_sides(window) or (-1, -1)
     out, lse, *_ = forward(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype or q.dtype, bool(causal), left,
                            right, chunk or 0, scale_or_default(softmax_scale), number_of("softcap", softcap), bool(deterministic),
-                           computes_fp8(compute), signed(seed_of(rotation_seed)), sm_margin)
+                           computes_fp8(compute), signed(seed_of("rotation_seed", rotation_seed)), sm_margin)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from . import _own_cache
 from .._kv_cache import attention_with_kv_cache as attend, merge
 from .._library import FP8_BLOCK
-from .._options import lacks_options, number_of, rotation_seed as seed_of, scale_or_default
+from .._options import lacks_options, number_of, seed_of, scale_or_default
 from .._torch_kv_cache import _check_not_recorded
 from ._exchange import AllToAll, Field, compare, dtype_field, explained, number_field, packed, unpacked
 from ._geometry import Mask
@@ -208,7 +208,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqlens, group=None, *, interle
     mask = mask_of(causal, window, chunk)
     check(group, deal, heads, cache, tensors, seqlens, mask,
           {"softmax_scale": scale_or_default(softmax_scale) or None, "softcap": number_of("softcap", softcap), "rotate": bool(rotate),
-           "rotation_seed": seed_of(rotation_seed), "rotary_interleaved": bool(rotary_interleaved), "out_dtype": out_dtype})
+           "rotation_seed": seed_of("rotation_seed", rotation_seed), "rotary_interleaved": bool(rotary_interleaved), "out_dtype": out_dtype})
     batch, seq_q, own_heads, _ = q.shape
     dtype = out_dtype or (torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype)
     if heads == "dealt":

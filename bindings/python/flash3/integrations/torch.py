@@ -16,6 +16,7 @@ import re
 import torch
 
 from .._arguments import given
+from .._dropout import draw_state
 from .._options import scale_or_default
 from .._torch import FP8, translated
 from .._torch_kv_cache import run
@@ -35,10 +36,8 @@ def _in_torchs_words(error):
     return type(error)(_OURS.sub(lambda name: _NAMES[name[0]], str(error)))
 
 
-def _refuse(query, dropout_p=0.0, return_debug_mask=False, alibi_slopes=None):
+def _refuse(query, return_debug_mask=False, alibi_slopes=None):
     """What torch has in these operators and flash3 has not. torch expects a RuntimeError, which a NotImplementedError is."""
-    if dropout_p != 0.0:
-        raise NotImplementedError(f"dropout_p = {dropout_p} but flash3 has no attention dropout; it must be 0")
     if return_debug_mask:
         raise NotImplementedError("return_debug_mask = True but flash3 never stores the attention weights; it must be False")
     if alibi_slopes is not None:
@@ -80,7 +79,7 @@ def _options(scale, is_causal, left, right, cu_q=None, cu_k=None, seqused_k=None
 
 
 def _attend(query, key, value, out, scale, is_causal, left=None, right=None, *, heads_first=False, cum_seq_q=None, cum_seq_k=None,
-            max_q=0, max_k=0, seqused_k=None, block_table=None, descales=(None, None, None)):
+            max_q=0, max_k=0, seqused_k=None, block_table=None, descales=(None, None, None), dropout=None):
     """(out, logsumexp), in out if it is given, whose rows of no sequence then stay as they are."""
     is_packed = query.dim() == 3
     if is_packed != (cum_seq_q is not None):
@@ -99,38 +98,49 @@ def _attend(query, key, value, out, scale, is_causal, left=None, right=None, *, 
     try:
         more = dict(zip(("q_scale", "k_scale", "v_scale"), descales), sm_margin=_margin(), seqused_k=seqused_k)
         if block_table is not None or is_packed and cum_seq_k is None:  # keys that are not packed lie in a cache
+            if dropout:
+                raise NotImplementedError(f"dropout_p = {dropout['dropout_p']} but the keys lie in a cache, of which flash3 drops no weights")
             options = _options(scale, is_causal, left, right, cum_seq_q, None, max_q=max_q, page_table=block_table, **more)
             run(query, key, value, options, results.written[0], lse, fills)
         else:
             options = _options(scale, is_causal, left, right, cum_seq_q, cum_seq_k, max_q=max_q, max_k=max_k, heads_first=heads_first,
-                               **more)
+                               **more, **(dropout or {}))
             torch.ops.flash3.forward_out.default(query, key, value, results.written[0], lse, **options, fill_padding=fills)
     except (ValueError, TypeError, RuntimeError) as error:
         raise _in_torchs_words(error) from None
     return results.finish()[0], lse
 
 
-def _no_dropout(query):
-    """rng_state, philox_offset and debug_attn_mask of a call without dropout."""
-    return (torch.zeros(2, dtype=torch.uint64, device=query.device), torch.zeros((), dtype=torch.uint64, device=query.device),
-            torch.empty(0, dtype=query.dtype, device=query.device))
+def _drawn(query, dropout_p):
+    """The options of a call's dropout; none without."""
+    return {"dropout_p": dropout_p, "dropout_state": draw_state(query.device)} if dropout_p != 0.0 else {}
+
+
+def _random(query, dropout):
+    """rng_state, which holds seed and offset, philox_offset, and debug_attn_mask."""
+    state = dropout.get("dropout_state")
+    return (torch.zeros(2, dtype=torch.uint64, device=query.device) if state is None else state.view(torch.uint64),
+            torch.zeros((), dtype=torch.uint64, device=query.device), torch.empty(0, dtype=query.dtype, device=query.device))
 
 
 def _flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask,
                              q_descale=None, k_descale=None, v_descale=None, *, scale=None, window_size_left=None,
                              window_size_right=None, seqused_k=None, alibi_slopes=None, block_table=None, num_splits=None):
     """query is [batch, seq, heads, dim], or packed. num_splits is a hint: a sequence has the same bits in any batch."""
-    _refuse(query, dropout_p, return_debug_mask, alibi_slopes)
+    _refuse(query, return_debug_mask, alibi_slopes)
+    dropout = _drawn(query, dropout_p)
     out, lse = _attend(query, key, value, None, scale, is_causal, window_size_left, window_size_right, cum_seq_q=cum_seq_q,
                        cum_seq_k=cum_seq_k, max_q=max_q, max_k=max_k, seqused_k=seqused_k, block_table=block_table,
-                       descales=(q_descale, k_descale, v_descale))
-    return out, lse, *_no_dropout(query)
+                       descales=(q_descale, k_descale, v_descale), dropout=dropout)
+    return out, lse, *_random(query, dropout)
 
 
 def _flash_attention_forward_out(out, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
                                  return_debug_mask, *, scale=None, window_size_left=None, window_size_right=None, seqused_k=None,
                                  alibi_slopes=None, block_table=None, num_splits=None):
-    _refuse(query, dropout_p, return_debug_mask, alibi_slopes)
+    if dropout_p != 0.0:
+        raise NotImplementedError(f"dropout_p = {dropout_p} but this operator returns no state of the dropout; it must be 0")
+    _refuse(query, return_debug_mask, alibi_slopes)
     return _attend(query, key, value, out, scale, is_causal, window_size_left, window_size_right, cum_seq_q=cum_seq_q,
                    cum_seq_k=cum_seq_k, max_q=max_q, max_k=max_k, seqused_k=seqused_k, block_table=block_table)[1]
 
@@ -138,26 +148,29 @@ def _flash_attention_forward_out(out, query, key, value, cum_seq_q, cum_seq_k, m
 def _sdpa_quantized(query, key, value, q_descale, k_descale, v_descale, dropout_p=0.0, is_causal=False, return_debug_mask=False, *,
                     scale=None):
     """query is [batch, heads, seq, dim]; is_causal is aligned to the bottom right corner, as in torch's own flash kernels."""
-    _refuse(query, dropout_p, return_debug_mask)
+    _refuse(query, return_debug_mask)
     if query.dim() != 4:
         raise ValueError(f"query.ndim = {query.dim()} but it must be 4, [batch, heads, seq, dim]")
-    out, lse = _attend(query, key, value, None, scale, is_causal, heads_first=True, descales=(q_descale, k_descale, v_descale))
-    return out, lse, None, None, query.shape[2], key.shape[2], *_no_dropout(query)
+    dropout = _drawn(query, dropout_p)
+    out, lse = _attend(query, key, value, None, scale, is_causal, heads_first=True, descales=(q_descale, k_descale, v_descale),
+                       dropout=dropout)
+    return out, lse, None, None, query.shape[2], key.shape[2], *_random(query, dropout)
 
 
 def _sdpa(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
     return _sdpa_quantized(query, key, value, None, None, None, dropout_p, is_causal, return_debug_mask, scale=scale)
 
 
-def _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, scale, is_causal, left=None, right=None, *,
+def _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, rng_state, scale, is_causal, left=None, right=None, *,
                heads_first=False, cum_seq_q=None, cum_seq_k=None, max_q=0, max_k=0):
-    _refuse(query, dropout_p)
+    _refuse(query)
     if query.dtype == FP8:
         raise NotImplementedError("query.dtype = torch.float8_e4m3fn but FP8 has no gradients; call it under torch.no_grad()")
     if cum_seq_q is not None and cum_seq_k is None:
         raise NotImplementedError("cum_seq_q is given but cum_seq_k is not, and there are no gradients through a KV cache")
     results = _Results(*(_layout_of(x, x.shape[-1], x.dtype) for x in (query, key, value)))
-    options = _options(scale, is_causal, left, right, cum_seq_q, cum_seq_k, None, max_q, max_k, heads_first=heads_first,
+    dropout = {"dropout_p": dropout_p, "dropout_state": rng_state.view(torch.int64)} if dropout_p != 0.0 else {}
+    options = _options(scale, is_causal, left, right, cum_seq_q, cum_seq_k, None, max_q, max_k, heads_first=heads_first, **dropout,
                        deterministic=torch.are_deterministic_algorithms_enabled())
     try:
         torch.ops.flash3.backward_out.default(grad_out, None, query, key, value, out, logsumexp, *results.written, None, **options,
@@ -169,13 +182,13 @@ def _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, scale, is
 
 def _flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
                               rng_state, unused, *, scale=None, window_size_left=None, window_size_right=None):
-    return _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, scale, is_causal, window_size_left, window_size_right,
+    return _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, rng_state, scale, is_causal, window_size_left, window_size_right,
                       cum_seq_q=cum_seq_q, cum_seq_k=cum_seq_k, max_q=max_q, max_k=max_k)
 
 
 def _sdpa_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
                    philox_seed, philox_offset, *, scale=None):
-    return _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, scale, is_causal, heads_first=True)
+    return _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, philox_seed, scale, is_causal, heads_first=True)
 
 
 # ATen's operators and their kernels; a version of torch need not have the last.

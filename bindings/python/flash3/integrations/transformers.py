@@ -7,7 +7,7 @@
 
 On the CPU as on a Hopper GPU; padded batches, packed ones, caches, continuous batching, sliding windows, soft caps, sinks, and every
 other mask that says which keys a query sees. What flash3 cannot compute as transformers' eager attention does raises
-NotImplementedError: attention dropout, and biases of positions. docs/python.md has the rules.
+NotImplementedError: attention dropout on a GPU, and biases of positions. docs/python.md has the rules.
 """
 import torch
 
@@ -40,7 +40,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
                       is_causal=None, s_aux=None, cache=None, position_bias=None, cu_seq_lens_q=None, cu_seq_lens_k=None,
                       max_length_q=None, max_length_k=None, **kwargs):
     """An attention function as transformers calls it: query [batch, heads, seq, dim] in, [batch, seq, heads, dim] out."""
-    _refuse(query, value, dropout, position_bias, **kwargs)
+    _refuse(query, value, position_bias, **kwargs)
     if cache is not None:
         raise NotImplementedError("cache is given but this attention is not over a paged cache; continuous batching switches to "
                                   "the one that is, from transformers 5.23 on")
@@ -56,6 +56,8 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
             raise NotImplementedError(f"{name}.shape[{dim}] = {x.shape[dim]} but attention_mask was made for {length}; {INSTEAD}")
 
     options = {"causal": mask.causal, "window": mask.window, **_options(q, scaling, softcap, s_aux)}
+    if dropout:  # in training alone
+        options["dropout_p"] = dropout
     packed = cu_seq_lens_q is not None or mask.cu_seqlens is not None
     if packed and _overrides.users and _overrides.override("attention") is not None:
         # Positions of tokens that are dealt to ranks are not one run each: context_parallel knows the documents itself.
@@ -84,7 +86,9 @@ def paged_attention_forward(module, query, key, value, attention_mask, dropout=0
     Where each sequence has one new token and all layers have pages, the new keys are written by the call for the attention, which
     reads the others where they lie. Otherwise the cache gathers the keys.
     """
-    _refuse(query, value, dropout, position_bias, **kwargs)
+    if dropout:
+        raise NotImplementedError(f"dropout = {dropout} but continuous batching drops no weights; set the config's to 0")
+    _refuse(query, value, position_bias, **kwargs)
     if cache is None and "read_index" not in kwargs:
         raise ValueError("neither cache nor read_index is given but this attention is that of continuous batching; take the one that "
                          "is registered without '_paged' for other calls")
@@ -129,15 +133,13 @@ def _append_and_attend(q, k_cache, v_cache, k, v, cu_seqlens_k, table, options):
                                    seqused_k=cu_seqlens_k.diff() - starts.diff(), **options)
 
 
-def _refuse(query, value, dropout, position_bias, output_attentions=False, **kwargs):
+def _refuse(query, value, position_bias, output_attentions=False, **kwargs):
     device, differentiated = query.device.type, torch.is_grad_enabled() and (query.requires_grad or value.requires_grad)
     limits = MOST.get(device, MOST["cpu"])["backward" if differentiated else "forward"]
     for name, x, most in zip(("query", "value"), (query, value), limits or ()):
         if x.shape[-1] > most:
             raise NotImplementedError(f"{name}.shape[-1] = {x.shape[-1]} but flash3's head dims are up to {most} on {device}"
                                       f"{' with gradients' if differentiated else ''}; {INSTEAD}")
-    if dropout:
-        raise NotImplementedError(f"dropout = {dropout} but flash3 has no attention dropout; set the config's to 0")
     if output_attentions:
         raise NotImplementedError("output_attentions = True but flash3 never stores the attention weights")
     if position_bias is not None:

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's dropout: the seed of a call, and dropout_mask()."""
+import ctypes
+
+from . import _library as _c
+from ._options import int32_of, number_of, seed_of
+from ._fields import Tensor
+
+_RULE = "seed and offset, or dropout_state, choose the weights that are dropped"
+
+
+def draw_state(device):
+    """A dropout_state by torch's generator of the device: graphs draw a new one each time they are replayed."""
+    import torch
+    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
+
+
+def in_c_names(options):
+    """Options of attention() with the names that the C interface has for seed and offset."""
+    if "seed" not in options and "offset" not in options:
+        return options
+    options = dict(options)
+    seed, offset = options.pop("seed", None), options.pop("offset", 0)
+    return {**options, "dropout_seed": 0 if seed is None else seed_of("seed", seed), "dropout_offset": seed_of("offset", offset)}
+
+
+def with_state(options, draw=None):
+    """Options of attention() whose dropout has its seed: draw() makes a dropout_state where the caller gives neither; None: it must."""
+    seed, state = options.get("seed"), options.get("dropout_state")
+    if seed is not None and state is not None:
+        raise ValueError(f"seed = {seed} and dropout_state is given; {_RULE}")
+    if seed is None and (offset := options.get("offset", 0)) != 0:
+        raise ValueError(f"offset = {offset} but seed is not given; {_RULE}")
+    p = options.get("dropout_p", 0.0)
+    if seed is not None or state is not None or not number_of("dropout_p", p) > 0.0:
+        return options
+    if draw is None:
+        raise ValueError(f"dropout_p = {p} but neither seed nor dropout_state is given; {_RULE}")
+    return {**options, "dropout_state": draw()}
+
+
+class _MaskParams(ctypes.Structure):
+    """flash3_dropout_mask_params."""
+    _fields_ = [("struct_size", ctypes.c_size_t), ("kept", Tensor), ("dropout_p", ctypes.c_float), ("dropout_seed", ctypes.c_uint64),
+                ("dropout_offset", ctypes.c_uint64), ("dropout_state", Tensor), ("backend", ctypes.c_int32),
+                ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p)]
+
+
+def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, dropout_state=None, kept=None, num_threads=0):
+    """Which weights attention() keeps with this dropout: for tests, and to repeat a call by other means.
+
+    Args:
+        batch: the number of sequences.
+        heads: query heads.
+        seq_q, seq_k: lengths. Queries and keys are counted from the first of their sequence: of a ragged batch the longest lengths give
+            all, and of a KV cache those of its keys.
+        dropout_p: from 0, which keeps all, to below 1.
+        seed, offset: as in attention(), from 0 to 2**64 - 1.
+        dropout_state: [2] int64 on the host, instead of the two.
+        kept: [batch, heads, seq_q, seq_k] uint8 on the host, into which to write: a torch tensor, a numpy array or another array of
+            __array_interface__ or __dlpack__. None: a new one of numpy.
+        num_threads: 0: one per core that the process may run on.
+
+    Returns:
+        What was given as kept, or the new array. It holds 1 where the weight of a query and a key is kept, and 0 where it is dropped.
+
+    Raises:
+        ValueError, TypeError: an argument breaks a rule.
+        NotImplementedError: memory of a GPU, where there is no kernel for it yet.
+    """
+    from ._tensors import describe
+    sizes = tuple(int32_of(name, x) for name, x in (("batch", batch), ("heads", heads), ("seq_q", seq_q), ("seq_k", seq_k)))
+    for name, size in zip(("batch", "heads", "seq_q", "seq_k"), sizes):
+        if size < 0:
+            raise ValueError(f"{name} = {size} but a size must be at least 0")
+    with_state({"dropout_p": dropout_p, "seed": seed, "offset": offset, "dropout_state": dropout_state})
+    if kept is None:
+        import numpy
+        kept = numpy.empty(sizes, numpy.uint8)
+    params = _MaskParams(struct_size=ctypes.sizeof(_MaskParams), dropout_p=number_of("dropout_p", dropout_p),
+                         dropout_seed=0 if seed is None else seed_of("seed", seed), dropout_offset=seed_of("offset", offset),
+                         num_threads=int32_of("num_threads", num_threads))
+    described = {"kept": describe("kept", kept, writable=True)}
+    if tuple(described["kept"].shape) != sizes:
+        raise ValueError(f"kept.shape = {tuple(described['kept'].shape)} but it must be {sizes}, [batch, heads, seq_q, seq_k]")
+    if dropout_state is not None:
+        described["dropout_state"] = describe("dropout_state", dropout_state)
+    for name, x in described.items():
+        if not x.on_host:
+            raise NotImplementedError(f"{name} is on a GPU, where no kernel writes masks of dropout; give "
+                                      "memory of the host")
+        setattr(params, name, x.tensor)
+    _c.check(_c.lib.flash3_dropout_mask(ctypes.byref(params)))
+    return kept

@@ -28,9 +28,9 @@ typedef struct flash3_dropout_mask_params {
   /** @} */
 
   /** @{ @name Where it runs */
-  int32_t backend;     /**< flash3_backend; the CPU alone */
+  int32_t backend;     /**< flash3_backend */
   int32_t num_threads; /**< CPU: threads to use; 0: one per core this process may run on */
-  void* stream;        /**< not used on a CPU */
+  void* stream;        /**< CUDA stream, NULL: the default one; not used on a CPU */
   /** @} */
 } flash3_dropout_mask_params;
 

@@ -284,13 +284,13 @@ typedef struct flash3_forward_params {
    * others divided by 1 − dropout_p. lse, max_logits and the sums of weights are those of all, and
    * the sink is not dropped. Which are dropped depends on seed, offset, sequence, query head, and
    * the places of query and key in their sequence alone (dropout.h). Neither with FP8 nor with qv
-   * or tree_mask. On the CPU alone. @{ */
+   * or tree_mask. @{ */
   float dropout_p;         /**< from 0, none, to below 1 */
   uint64_t dropout_seed;   /**< not read where dropout_state is given */
   uint64_t dropout_offset; /**< likewise: with each, a seed drops other weights */
   /** [2] int64: the seed and the offset in the tensors' kind of memory, read when the kernels run:
-   * a captured graph replays with other ones. Not with qv, tree_mask. On the CPU alone. Has no
-   * gradient. All zero: the two numbers instead. */
+   * a captured graph replays with other ones. Not with qv, tree_mask. Has no gradient. All
+   * zero: the two numbers instead. */
   flash3_tensor dropout_state;
   /** @} */
 } flash3_forward_params;

@@ -123,17 +123,12 @@ std::string describe_added(const P& problem) {
 template <class P, class Backend>
 Status check_added_on(const P& problem, const Backend& backend) {
   Status status;
-  const auto refuse = [&](std::string_view name) {
-    status = unsupported(message(name, " is given but the ", backend.name(),
-                                 " backend has no kernels that take it; the cpu backend has"));
-  };
-  if constexpr (requires { problem.dropout; })
-    if (problem.dropout.given() && backend.id() != FLASH3_BACKEND_CPU) refuse("dropout_p");
   for_each_added(problem, [&](const ParamField& field, auto, const auto& view) {
     if (!status.ok() || !is_given(view) || !field.is_cpu_alone ||
         backend.id() == FLASH3_BACKEND_CPU)
       return;
-    refuse(field.name);
+    status = unsupported(message(field.name, " is given but the ", backend.name(),
+                                 " backend has no kernels that take it; the cpu backend has"));
   });
   return status;
 }

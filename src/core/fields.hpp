@@ -68,7 +68,7 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(dropout_p),
     FLASH3_FIELD(dropout_seed),
     FLASH3_FIELD(dropout_offset),
-    FLASH3_FIELD(dropout_state, .dtype = FLASH3_INT64, .shapes = "state", .without = "qv tree_mask", .is_cpu_alone = true),
+    FLASH3_FIELD(dropout_state, .dtype = FLASH3_INT64, .shapes = "state", .without = "qv tree_mask"),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
   // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the
@@ -131,7 +131,7 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(dropout_p),
     FLASH3_FIELD(dropout_seed),
     FLASH3_FIELD(dropout_offset),
-    FLASH3_FIELD(dropout_state, .dtype = FLASH3_INT64, .shapes = "state", .without = "qv tree_mask", .is_cpu_alone = true),
+    FLASH3_FIELD(dropout_state, .dtype = FLASH3_INT64, .shapes = "state", .without = "qv tree_mask"),
   };
   static constexpr size_t kListed = 33;  // those that calls.py places
   // Calls visit(field, member, view) for each tensor after those, until one returns false; a problem's view of it is the

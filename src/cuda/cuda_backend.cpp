@@ -5,6 +5,7 @@
 #include <array>
 
 #include "core/backend.hpp"
+#include "cuda/dropout/dropout_mask.hpp"
 #include "cuda/host/device_info.hpp"
 #include "cuda/host/family.hpp"
 #include "cuda/host/route.hpp"
@@ -87,6 +88,10 @@ class CudaBackend final : public Backend {
   Status read_mask_counts(const MaskShape& shape, const void* data, void* stream,
                           MaskCounts* counts) const override {
     return cuda::read_mask_counts(shape, data, stream, counts);
+  }
+
+  Status make_dropout_mask(const DropoutMaskProblem& problem) const override {
+    return launch_dropout_mask(problem);
   }
 
   Status max_of_rows(const LseView& rows, int64_t count, int64_t heads, const LseView& out,

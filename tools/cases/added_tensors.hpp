@@ -13,7 +13,7 @@ bool goes_with(const Case& c, const ParamField& tensor);
 
 // Whether kernels of the backend take the tensors that the case has.
 inline bool takes_added_tensors(flash3_backend backend, const Case& c) {
-  bool takes = c.dropout == 0 || backend == FLASH3_BACKEND_CPU;
+  bool takes = true;
   AddedOptions::visit(c.added, [&](const ParamField& field, int64_t value) {
     if (value != 0 && field.is_cpu_alone && backend != FLASH3_BACKEND_CPU) takes = false;
   });

@@ -144,7 +144,7 @@ GRADIENTS = {
 }
 
 # Those that no GPU kernel takes.
-CPU_ALONE = ("dropout_state",)
+CPU_ALONE = ()
 
 # What the docstrings say of such tensors, written or not.
 ABOUT = {
@@ -166,7 +166,7 @@ ABOUT = {
         "is added to the scaled and capped score of query i and key j, with i' as in Mask. Not with tree_mask. None: none.",
     "dropout_state":
         "[2] int64: the seed and the offset in the tensors' kind of memory, read when the kernels run: a captured graph replays "
-        "with other ones. Not with qv, tree_mask. On the CPU alone. Has no gradient. None: the two numbers instead.",
+        "with other ones. Not with qv, tree_mask. Has no gradient. None: the two numbers instead.",
     "dbias":
         "[1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of bias: the call writes its gradient, summed in "
         "float32 over the dimensions that bias has one element of; 0 where no query sees the key. Any strides. The shape of bias, "

@@ -184,8 +184,6 @@ def _why_not_shapes(shape_q, shape_k, shape_v, enable_gqa):
 def _why_not_dropout(q, k, v, dropout_p):
     if not 0.0 < dropout_p < 1.0:
         return "dropout_p is not from 0 to below 1"
-    if not q.is_cpu:
-        return "dropout_p is not 0 on a GPU"
     return "dropout_p is not 0, and a tensor is a DTensor" if any(is_sharded(type(x)) for x in (q, k, v)) else None
 
 

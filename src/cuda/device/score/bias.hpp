@@ -35,6 +35,7 @@ struct DroppedWeights {
   float scale;                      // of those that are kept
   const unsigned long long* state;  // seed and offset on the device; null: these
   unsigned long long seed, offset;
+  unsigned first_head;  // the number of the call's first sequence's first query head
 };
 
 struct BiasParams {

@@ -14,7 +14,7 @@ struct HeadDropout {
   PhiloxKey key;
 
   __device__ __forceinline__ HeadDropout(const DroppedWeights& dropped, int batch_head_)
-      : threshold(dropped.threshold), batch_head(unsigned(batch_head_)) {
+      : threshold(dropped.threshold), batch_head(dropped.first_head + unsigned(batch_head_)) {
     unsigned long long seed = dropped.seed, offset = dropped.offset;
     if (dropped.state != nullptr) seed = __ldg(dropped.state), offset = __ldg(dropped.state + 1);
     key = dropout_key(seed, offset);

@@ -35,6 +35,12 @@ inline BiasParams bias_params(const Problem& p, BiasTerms terms, float scale_log
                  even(p.bias.stride_batch) && reinterpret_cast<uintptr_t>(p.bias.data) % 4 == 0;
   bias.capped = p.softcap > 0.f;
   bias.no_later_keys = p.mask_rule.window_right == 0;
+  DroppedWeights& dropped = params.dropped;
+  dropped.threshold = p.dropout.threshold;
+  dropped.scale = p.dropout.scale();
+  dropped.state = reinterpret_cast<const unsigned long long*>(p.dropout_state.data);
+  dropped.seed = p.dropout.seed, dropped.offset = p.dropout.offset;
+  dropped.first_head = unsigned(p.dropout.first_sequence * p.heads_q);
   return params;
 }
 

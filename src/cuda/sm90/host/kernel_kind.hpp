@@ -38,11 +38,12 @@ struct BiasTerm {
   const char* name;
   bool given;
 };
-using BiasList = std::array<BiasTerm, 3>;
+using BiasList = std::array<BiasTerm, 4>;
 inline BiasList bias_terms(const Problem& p) {
   return {{{BiasTerms::kSlopes, "alibi_slopes", p.alibi_slopes.given},
            {BiasTerms::kTable, "bias_table", p.bias_table.given},
-           {BiasTerms::kPairs, "bias", p.bias.given}}};
+           {BiasTerms::kPairs, "bias", p.bias.given},
+           {BiasTerms::kDropout, "dropout_p", p.dropout.given()}}};
 }
 inline bool is_biased(const Problem& p) {
   return std::ranges::any_of(bias_terms(p), &BiasTerm::given);

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "core/dropout_mask.hpp"
+
+namespace flash3::cuda {
+
+Status launch_dropout_mask(const DropoutMaskProblem& problem);
+
+}  // namespace flash3::cuda

@@ -21,6 +21,15 @@ struct DropoutMaskParams {
   long long stride_batch, stride_head, stride_query;
 };
 
+// As dropout_keeps(), whose index into the words would put them into local memory.
+__device__ bool keeps(PhiloxKey key, unsigned threshold, unsigned batch_head, int query, int j) {
+  const PhiloxWords words = DropoutGroup::of(query, j).words(batch_head, key);
+  const int place = DropoutGroup::place(query, j);
+  const unsigned low = place & 2 ? words.word[1] : words.word[0],
+                 high = place & 2 ? words.word[3] : words.word[2];
+  return ((place & 4 ? high : low) >> 16 * (place & 1) & 0xFFFF) >= threshold;
+}
+
 // A block takes one row after the other, a thread keys of it.
 __global__ void __launch_bounds__(kThreads) dropout_mask_kernel(DropoutMaskParams params) {
   const PhiloxKey key = params.state == nullptr ? dropout_key(params.seed, params.offset)
@@ -33,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) dropout_mask_kernel(DropoutMaskParam
                                 batch_head % params.heads * params.stride_head +
                                 query * params.stride_query;
     for (int j = threadIdx.x; j < params.seq_k; j += kThreads)
-      kept[j] = dropout_keeps(key, params.threshold, unsigned(batch_head), query, j);
+      kept[j] = keeps(key, params.threshold, unsigned(batch_head), query, j);
   }
 }
 

@@ -32,20 +32,24 @@ __device__ __forceinline__ HeadBias head_bias(const BackwardParams& params, cons
 template <class Traits>
 struct Probabilities<Traits, BiasTerms::kSlopes> : PlainProbabilities<Traits> {
   using View = KeysByQueries<Traits::kTileM / 2>;
-  float slope;
-  int distance;
-  SlopeOfTile of_tile;
+  const KeyTile& work;
+  const int head;
+  const float slope;
 
-  __device__ __forceinline__ Probabilities(const BackwardParams& params, const KeyTile& work,
-                                           int head, const View& view)
-      : PlainProbabilities<Traits>(params, work, head, view) {
-    const HeadBias of = head_bias(params, work, head);
-    slope = slope_of(of.params, work.sequence.batch, head);
-    distance = of.distance(of_sequence<Traits>(work, view));
-    of_tile = SlopeOfTile::of<View>(slope, distance, of.params.bias.no_later_keys);
-  }
+  __device__ __forceinline__ Probabilities(const BackwardParams& params, const KeyTile& tile,
+                                           int head_index, const View& view)
+      : PlainProbabilities<Traits>(params, tile, head_index, view),
+        work(tile),
+        head(head_index),
+        slope(slope_of(kernel_params(params).biased, tile.sequence.batch, head_index)) {}
+
+  // Registers that would wait for the scores with more than the slope cost more than they save.
   template <int N>
-  __device__ __forceinline__ void begin(const View&, float (&r_s)[N], uint32_t (&)[N / 2]) const {
+  __device__ __forceinline__ void begin(const View& view, float (&r_s)[N],
+                                        uint32_t (&)[N / 2]) const {
+    const HeadBias of = head_bias(this->params, work, head);
+    const int distance = of.distance(of_sequence<Traits>(work, view));
+    const auto of_tile = SlopeOfTile::of<View>(slope, distance, of.params.bias.no_later_keys);
     if (of_tile.linear)
       of_tile.template add<View>(r_s);
     else

@@ -310,8 +310,13 @@ struct TileSum {
     const PairGradient& to = params.pairs;
     const SumPlace at(params);
     const int own = 128 * warpgroup + thread, threads = 128 * Traits::kWarpgroups;
+    // Sequences of a ragged batch are listed in another order, and rows of packed ones follow
+    // each other.
     const int out = at.z / to.heads, head = at.z % to.heads;
-    const long long first = out * to.stride_batch + head * to.stride_head;
+    ListedSequence s{};
+    if (!to.sums_batch && out < params.batch) s = sequence_at(params, out);
+    const long long first = (to.batch > 1 ? s.batch : 0) * to.stride_batch + head * to.stride_head +
+                            (to.by_sequence ? s.q_first * to.stride_row : 0);
     const int key = at.x * Traits::kTileN;
     if (to.sums_rows) {
       if (own >= Traits::kTileN || key + own >= to.keys) return;
@@ -320,16 +325,11 @@ struct TileSum {
       store(to, first + (key + own) * to.stride_key, sum);
       return;
     }
-    // Of packed queries the block's rows are those of one sequence.
-    const bool packed = params.query_tiles.packed;
-    ListedSequence s{};
-    if (packed) s = sequence_at(params, out);
-    const long long base = packed ? head * to.stride_head + s.q_first * to.stride_row : first;
-    const int query = at.y * Traits::kTileM, rows = packed ? s.q_length : to.rows;
+    const int query = at.y * Traits::kTileM, rows = to.by_sequence ? s.q_length : to.rows;
     for (int i = own / Traits::kTileN; i < Traits::kTileM; i += threads / Traits::kTileN) {
       const int j = own % Traits::kTileN;
       if (query + i < rows && key + j < to.keys)
-        store(to, base + (query + i) * to.stride_row + (key + j) * to.stride_key,
+        store(to, first + (query + i) * to.stride_row + (key + j) * to.stride_key,
               shared.sums[i][j]);
     }
   }

@@ -58,16 +58,16 @@ void prepare_pairs(const BackwardProblem& problem, const BiasGradientPlan& plan,
   auto& params = launches->make<BiasGradientParams>();
   params = common;
   params.pairs = pair_gradient(problem.dbias);
-  const PairGradient& to = params.pairs;
-  const bool by_sequence = problem.sequences_q.packed && !to.sums_rows && to.rows != 1;
-  if (by_sequence)
+  PairGradient& to = params.pairs;
+  to.by_sequence = problem.sequences_q.packed && to.rows != 1;
+  if (to.by_sequence)
     launches->add(runtime_launch<launch_clear_pairs>("clearing dbias", params.pairs));
   params.blocks_x = ceil_div(to.keys, kernel.tile_n);
-  params.blocks_y = to.sums_rows  ? 1
-                    : by_sequence ? plan.m_tiles
-                                  : ceil_div(to.rows, kernel.tile_m);
+  params.blocks_y = to.sums_rows     ? 1
+                    : to.by_sequence ? plan.m_tiles
+                                     : ceil_div(to.rows, kernel.tile_m);
   const int64_t blocks = int64_t{params.blocks_x} * params.blocks_y * to.heads *
-                         (by_sequence ? common.batch : to.batch);
+                         (to.by_sequence ? common.batch : to.batch);
   if (blocks > 0) add_kernel(kernel, blocks, &params, launches);
 }
 

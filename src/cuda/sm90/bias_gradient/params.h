@@ -17,6 +17,7 @@ struct PairGradient {
   long long stride_batch, stride_head, stride_row, stride_key;
   int batch, heads, rows, keys;
   bool sums_batch, sums_heads, sums_rows;
+  bool by_sequence;  // rows are those of packed queries
 };
 
 // Sums of dS by j − i, from which the gradients of a table and of slopes follow. A block sums the

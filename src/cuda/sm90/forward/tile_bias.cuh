@@ -22,6 +22,18 @@ struct BiasedRows : NoTileBias {
   __device__ __forceinline__ explicit BiasedRows(const C& c)
       : params(c.params), shared(c.shared), warp(c.warp) {}
 
+  // The head, and the batch element, of the work tile that the consumer begins.
+  template <class C>
+  static __device__ __forceinline__ int2 begun(const C& c) {
+    if constexpr (C::kDescribeUnderScores) {  // the tile is still there
+      const WorkTile& work = c.tiles.tile();
+      return {work.head_group, work.sequence.batch};
+    } else {
+      const WarpQueries& own = c.shared.warp_queries[c.warp];
+      return {own.head_group, own.sequence.batch};
+    }
+  }
+
   __device__ __forceinline__ const BiasParams& biased() const {
     return kernel_params(params).biased;
   }
@@ -79,8 +91,8 @@ struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
 
   template <class C>
   __device__ __forceinline__ explicit TileBias(const C& c) : BiasedRows<Traits>(c) {
-    const WorkTile& work = c.tiles.tile();
-    slope = slope_of(this->biased(), work.sequence.batch, work.head_group);
+    const int2 at = BiasedRows<Traits>::begun(c);
+    slope = slope_of(this->biased(), at.y, at.x);
   }
   template <class Tile>
   __device__ __forceinline__ void read(const Tile& tile) {
@@ -155,8 +167,8 @@ struct TileBias<Traits, BiasTerms::kDropout> : BiasedRows<Traits> {
   template <class C>
   __device__ __forceinline__ explicit TileBias(const C& c)
       : BiasedRows<Traits>(c),
-        of_head(this->biased().dropped, c.tiles.tile().sequence.batch * this->biased().heads_q +
-                                            c.tiles.tile().head_group) {}
+        of_head(this->biased().dropped, BiasedRows<Traits>::begun(c).y * this->biased().heads_q +
+                                            BiasedRows<Traits>::begun(c).x) {}
 
   template <class Tile>
   __device__ __forceinline__ void drop(Tile& tile) const {

@@ -151,7 +151,7 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kAny, .paged = true, .split = true,
      .tile_n = 32, .warpgroups = 2, .stages = 4, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
     {.head_dim = 128, .head_dim_v = 128, .lists = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kAny,
-     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
+     .tile_n = 64, .warpgroups = 2, .stages = 5, .q_stages = 1, .key_tile_us = 1.0, .tile_us = 2.3},
     {.head_dim = 256, .head_dim_v = 256, .lists = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kAny,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
     // FP8. Wide tiles for long sequences, as in 16 bits. Fitted to e4m3 (2026-11-22), but for d 192

@@ -103,8 +103,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
 
     bias is float16, bfloat16 or float32 and broadcasts to [batch, heads_q, seq_q, seq_k], with dimensions added in front: what is added to
     the scaled and capped scores; -inf hides a pair. Its gradient is a sum over the dimensions of size 1, and is made where it is asked for.
-    On the CPU alone. Shapes and dtypes are checked when the call is traced; what only the machine or the
-    lengths can tell comes as XLA's error from the run.
+    Shapes and dtypes are checked when the call is traced; what only the machine or the lengths can tell comes as XLA's error from the run.
     """
     _refuse(implementation)
     q, k, v = (_batched(name, x) for name, x in (("query", query), ("key", key), ("value", value)))

@@ -251,9 +251,7 @@ def python_fields(headers):
         lines += filled(f'    "{call}": {{', [f'"{f.name}": "{f.shapes}"' for f in chosen], "},")
     lines += ["}", "", "# Their gradients, where they have one.", "GRADIENTS = {"]
     lines += [f'    "{name}": "{gradient}",' for name, gradient in headers.gradients().items()]
-    alone = [f'"{f.name}"' for f in headers.added_tensors("forward") if f.cpu_alone]
-    lines += ["}", "", "# Those that no GPU kernel takes.", *filled("CPU_ALONE = (", alone, ",)" if alone else ")")]
-    lines += ["", "# What the docstrings say of such tensors, written or not.", "ABOUT = {"]
+    lines += ["}", "", "# What the docstrings say of such tensors, written or not.", "ABOUT = {"]
     for f in {f.name: f for call in calls.CALLS for f in headers.added_tensors(call)}.values():
         lines += [f'    "{f.name}":', *wrapped(about_in_python(f).split(), 8, 130)]
         lines[-1] += ","

@@ -97,7 +97,7 @@ def attention(q, k, v, **options):
             be none, or the one of the mask. Arrays that are no torch tensors take a Mask alone. Not with qv or
             compute, nor on a GPU with FP8 tensors and a softcap.
         dropout_p: from 0, none, to below 1, rounded to a multiple of 2**-16: a weight is dropped with this probability, and out has the
-            others divided by 1 - dropout_p. lse is that of all weights. On the CPU alone; neither with FP8, compute nor qv.
+            others divided by 1 - dropout_p. lse is that of all weights. Neither with FP8, compute nor qv.
         seed, offset: from 0 to 2**64 - 1: they choose the weights that are dropped, whatever else the call is, as flash3.dropout_mask
             shows. seed=None: of torch tensors that are no DTensors, a dropout_state drawn by torch's generator of their device, which
             torch.manual_seed seeds; others need a seed.

@@ -143,9 +143,6 @@ GRADIENTS = {
     "alibi_slopes": "dalibi_slopes",
 }
 
-# Those that no GPU kernel takes.
-CPU_ALONE = ()
-
 # What the docstrings say of such tensors, written or not.
 ABOUT = {
     "max_logits":

@@ -8,7 +8,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from . import _overrides
 from ._dropout import draw_state
-from ._fields import CPU_ALONE
 from ._support import WITH_GRADIENTS as _MOST
 from ._mask_kept import kept
 from ._mask_make import kept_on
@@ -45,8 +44,6 @@ def why_not_mask(q, k, v, attn_mask, is_causal):
 
 
 def _why_not_bias(q, attn_mask):
-    if "bias" in CPU_ALONE and not q.is_cpu:
-        return f"attn_mask is of {attn_mask.dtype}, which flash3 takes on the CPU alone"
     if (reason := why_not_kind(type(attn_mask))) is not None:
         return reason
     if attn_mask.layout is not torch.strided or attn_mask.is_nested:
@@ -233,7 +230,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     is a view of, has changed; what is written through x.data or numpy is not counted. An attn_mask of float16, bfloat16 or float32 becomes
     flash3's bias, with its gradient. A query that sees no key gets 0.
 
-    dropout_p is computed on a CPU, but not of DTensors: torch's generator seeds it, but other weights are dropped than by torch.
+    dropout_p is computed, but not of DTensors: torch's generator seeds it, but other weights are dropped than by torch.
 
     torch computes calls that flash3 does not support, with one warning for each reason: with dropout on a GPU, with an attn_mask of another
     dtype, with a bool attn_mask that torch.compile or torch.func traces, and others. torch also computes calls if it was told which backends

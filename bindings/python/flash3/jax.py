@@ -110,13 +110,12 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     flash3.attention: q_scale, k_scale and v_scale of float8_e4m3fn tensors, whose result is bfloat16 and has no gradients;
     compute="fp8" and rotation_seed of other tensors, whose gradients are computed in their own dtype.
 
-    dropout_p, seed and offset as in flash3.attention, on a CPU; the three are no arrays, so that jit compiles a call for each seed, and
+    dropout_p, seed and offset as in flash3.attention; the three are no arrays, so that jit compiles a call for each seed, and
     under vmap the mapped axis joins the batch.
 
     bias is float16, bfloat16 or float32 and broadcasts to [batch, heads_q, seq_q, seq_k], with dimensions added in front: what is added to
     the scaled and capped scores; -inf hides a pair. Its gradient is a sum over the dimensions of size 1, and is made where it is asked for.
-    Shapes and dtypes are checked when the call is traced; what only the machine or the
-    lengths can tell comes as XLA's error from the run.
+    Shapes and dtypes are checked when the call is traced; what only the machine or the lengths can tell comes as XLA's error from the run.
     """
     _refuse(implementation)
     q, k, v = (_batched(name, x) for name, x in (("query", query), ("key", key), ("value", value)))

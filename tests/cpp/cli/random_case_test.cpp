@@ -41,11 +41,11 @@ TEST(RandomCase, IsNamedByItsIdAndDrawnAgain) {
 TEST(RandomCase, IsTheSameOnEveryMachine) {
   EXPECT_EQ(to_id(random_case(1, 0)),
             "bf16/b23/q38/k53/h4/d72/causal/seed650692/empty/packedk/usedq/max_logits=heads/"
-            "outbf16/fp8");
+            "bias_table=d/outbf16/fp8");
   EXPECT_EQ(
       to_id(random_case(1, 1000)),
-      "bf16/b6/q603/k2/h5x1/d64x45/full/outliers/seed228847/edges/packed/fill/mask_alignment=1/"
-      "bwd/gradfp32");
+      "bf16/b6/q603/k2/h5x1/d64x45/full/padded/outliers/seed747788/edges/packed/mask_alignment=1/"
+      "bias=bhk/bwd/dadded");
 }
 
 TEST(RandomCase, CoversEveryOption) {

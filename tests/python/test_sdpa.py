@@ -86,9 +86,10 @@ def test_layouts(device):
 
 def fallbacks():
     q, k, v = make("cpu", *((2, 4, 10, 16),) * 3)
-    yield "mask", (q, k, v), {"attn_mask": torch.zeros(10, 10)}, "attn_mask is of torch.float32; flash3 takes one of bool"
+    doubles = q.double(), k.double(), v.double()
+    yield "mask", doubles, {"attn_mask": torch.zeros(10, 10).double()}, "attn_mask is of torch.float64; flash3 takes one of bool"
     yield "dropout", (q, k, v), {"dropout_p": 1.0}, "dropout_p is not from 0 to below 1"
-    yield "float64", (q.double(), k.double(), v.double()), {}, "float64"
+    yield "float64", doubles, {}, "float64"
     yield "wide", tuple(make("cpu", *((1, 1, 4, 300),) * 3)), {}, "head dim"
     yield "broadcast", (q, k[:1], v[:1]), {}, "shapes"
     yield "scale", (q, k, v), {"scale": -0.5}, "scale"

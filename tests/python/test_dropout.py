@@ -19,7 +19,8 @@ def share(p):
     return min(round(p * 65536), 65535) / 65536
 
 
-def reference(q, k, v, kept, p, *, seen=None, softmax_scale=None, softcap=0.0, sink=None, alibi_slopes=None, mask=None, **band):
+def reference(q, k, v, kept, p, *, seen=None, softmax_scale=None, softcap=0.0, sink=None, alibi_slopes=None, bias=None, mask=None,
+              **band):
     """(out, lse) of dense tensors in q's dtype, by operations that autograd knows."""
     seq_q, seq_k, groups = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(groups, 2)) * (softmax_scale or 1 / math.sqrt(q.shape[-1]))
@@ -28,6 +29,8 @@ def reference(q, k, v, kept, p, *, seen=None, softmax_scale=None, softcap=0.0, s
     if alibi_slopes is not None:
         distance = (torch.arange(seq_k)[None] - torch.arange(seq_q)[:, None] - (seq_k - seq_q)).abs()
         scores = scores - (alibi_slopes.double()[:, None, None] * distance).to(scores.dtype)
+    if bias is not None:
+        scores = scores + bias
     scores = scores.masked_fill(~(visible(seq_q, seq_k, **band) if seen is None else seen), -math.inf)
     if sink is not None:
         scores = torch.cat([scores, sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
@@ -91,6 +94,26 @@ def test_gradients_without_autograd_and_of_the_sink():
     wanted, _ = reference(*inputs[:3], keeps(sizes, p, dropout_state=state), p, sink=inputs[3])
     for x, y in zip(got, torch.autograd.grad(wanted, inputs, dout.double())):
         torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
+
+
+def test_biases_have_gradients_beside_it():
+    sizes, p, chosen = (2, 70, 90), 0.4, {"seed": 5, "offset": 6}
+    q, k, v = make(torch.float32, *sizes)
+    bias = torch.randn(1, HEADS, *sizes[1:], generator=torch.Generator().manual_seed(4))
+    bias[:, :, :, ::7] = -math.inf
+    leaves = [x.requires_grad_() for x in (q, k, v, bias)]
+    out = flash3.attention(q, k, v, bias=bias, softcap=3.0, dropout_p=p, **chosen)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
+    got = torch.autograd.grad(out, leaves, dout)
+    inputs = [x.detach().double().requires_grad_() for x in leaves]
+    wanted, _ = reference(*inputs[:3], keeps(sizes, p, **chosen), p, bias=inputs[3], softcap=3.0)
+    for x, y in zip((out, *got), (wanted, *torch.autograd.grad(wanted, inputs, dout.double()))):
+        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
+    torch.manual_seed(3)
+    drawn = flash3.attention(q, k, v, bias=bias, dropout_p=p)
+    torch.manual_seed(3)
+    by_sdpa = flash3.sdpa(*(x.transpose(1, 2) for x in (q, k, v)), bias, p, enable_gqa=True)
+    assert torch.equal(by_sdpa.transpose(1, 2), drawn)
 
 
 @pytest.mark.parametrize("form", ["packed", "used"])

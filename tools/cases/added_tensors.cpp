@@ -31,7 +31,7 @@ int64_t distance_of(const Case& c) {
 
 // Keys that a sequence may have.
 int64_t most_keys(const Case& c, const SequenceLengths& keys) {
-  return c.packed_k && c.max_known ? c.seq_k : keys.rows;
+  return c.packed_k && c.max_known && c.seq_k > 0 ? c.seq_k : keys.rows;  // 0: not known
 }
 
 // Forbids elements of rows and keys that no sequence has in use.

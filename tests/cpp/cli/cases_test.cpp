@@ -249,12 +249,15 @@ TEST(CaseTable, AddedTensorsGoWithEveryKindOfCall) {
     for (const Case& c : with_added_tensors(table, FLASH3_BACKEND_HOPPER))
       EXPECT_TRUE(takes_added_tensors(FLASH3_BACKEND_HOPPER, c)) << to_id(c);
   }
-  const Case tree = parsed("bf16/b2/q9/k17/h4x2/d24/full/tree");
-  const Case latent = parsed("bf16/b2/q9/k17/h4x1/d40x24/full/qv");
+  const std::map<std::string, Case> limited = {
+      {"tree", parsed("bf16/b2/q9/k17/h4x2/d24/full/tree")},
+      {"cache", parsed("bf16/b2/q9/k17/h4x2/d24/full/paged16")},
+      {"latent", parsed("bf16/b2/q9/k17/h4x1/d40x24/full/paged16/qv")}};
   for (const ParamField& field : added_fields<flash3_forward_params>())
     for (auto& [kind, names] : seen) {
-      if (field.kind != FieldKind::kTensor || (kind == "tree" && !goes_with(tree, field)) ||
-          (kind == "latent" && !goes_with(latent, field)))
+      const auto of = limited.find(kind);
+      if (field.kind != FieldKind::kTensor ||
+          (of != limited.end() && !goes_with(of->second, field)))
         continue;
       EXPECT_EQ(names[field.name].size(), size_t(count_values(field) - 1)) << kind << field.name;
     }

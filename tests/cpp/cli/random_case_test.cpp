@@ -41,11 +41,11 @@ TEST(RandomCase, IsNamedByItsIdAndDrawnAgain) {
 TEST(RandomCase, IsTheSameOnEveryMachine) {
   EXPECT_EQ(to_id(random_case(1, 0)),
             "bf16/b23/q38/k53/h4/d72/causal/seed650692/empty/packedk/usedq/max_logits=heads/"
-            "outbf16/fp8");
+            "bias_table=d/outbf16/fp8");
   EXPECT_EQ(
       to_id(random_case(1, 1000)),
-      "bf16/b6/q603/k2/h5x1/d64x45/full/outliers/seed228847/edges/packed/fill/mask_alignment=1/"
-      "bwd/gradfp32");
+      "bf16/b6/q603/k2/h5x1/d64x45/full/padded/outliers/seed747788/edges/packed/mask_alignment=1/"
+      "bias=bhk/bwd/dadded");
 }
 
 TEST(RandomCase, CoversEveryOption) {
@@ -173,18 +173,22 @@ TEST(RandomCase, MasksMeetAllLengths) {
 }
 
 // Asked without data, as a user may ask.
+void expect_valid(const Case& c) {
+  const auto supported_on_cpu = [](auto params) {
+    params.backend = FLASH3_BACKEND_CPU;
+    return supported(params);
+  };
+  const flash3_status status = c.backward   ? supported_on_cpu(make_backward_question(c))
+                               : c.quantize ? supported_on_cpu(make_quantize_question(c))
+                                            : supported_on_cpu(make_question(c));
+  EXPECT_EQ(status, FLASH3_OK) << to_id(c) << "\n" << flash3_last_error();
+}
+
 TEST(RandomCase, IsAValidCall) {
-  for (uint64_t i = 0; i < 3'000; ++i) {
-    const Case c = random_case(5, i);
-    const auto supported_on_cpu = [](auto params) {
-      params.backend = FLASH3_BACKEND_CPU;
-      return supported(params);
-    };
-    const flash3_status status = c.backward   ? supported_on_cpu(make_backward_question(c))
-                                 : c.quantize ? supported_on_cpu(make_quantize_question(c))
-                                              : supported_on_cpu(make_question(c));
-    EXPECT_EQ(status, FLASH3_OK) << to_id(c) << "\n" << flash3_last_error();
-  }
+  for (uint64_t i = 0; i < 3'000; ++i) expect_valid(random_case(5, i));
+  // Of a sequence without keys max_seqlen_k is 0, which says nothing.
+  for (const char* end : {"bias=bk", "bias=bhqk/bwd/dadded"})
+    expect_valid(parsed(std::string("bf16/b1/q4/k0/h1/d136/full/seed85934/packed/usedk/") + end));
 }
 
 TEST(RandomCase, HasTheSameBytesWhenItIsRepeatedByItsId) {

@@ -390,9 +390,9 @@ typedef struct flash3_backward_params {
   int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
   int32_t mask_alignment;     /**< as in flash3_forward_params */
   const flash3_mask* mask;    /**< as in flash3_forward_params, to the end */
-  flash3_tensor alibi_slopes; /**< as in flash3_forward_params, to bias_table */
-  flash3_tensor bias;
-  flash3_tensor bias_table;
+  flash3_tensor alibi_slopes; /**< as in flash3_forward_params */
+  flash3_tensor bias;         /**< as in flash3_forward_params */
+  flash3_tensor bias_table;   /**< as in flash3_forward_params */
   /** Written: [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float32 or the dtype of bias: its
    * gradient, summed in float32 over the dimensions that bias has one element of; 0 where no query
    * sees the key. Any strides. The shape of bias, which must be given. All zero: not wanted. */

@@ -2,6 +2,7 @@
 #include "core/added_checks.hpp"
 
 #include <algorithm>
+#include <string>
 
 namespace flash3 {
 namespace {
@@ -94,7 +95,8 @@ Status check_like(const Field& field, const ParamField& about, const flash3_tens
   if (!is_given(like))
     return invalid_argument(message(field.name, " is given but ", about.like,
                                     " is all zero; it is the gradient of ", about.like));
-  const Field of{about.like.data(), field.layout, like.ndim, like};
+  const std::string name(about.like);
+  const Field of{name.c_str(), field.layout, like.ndim, like};
   if (field.tensor.ndim != like.ndim)
     return invalid_argument(message(field.name, ".ndim = ", field.tensor.ndim, " but ", of.name,
                                     ".ndim = ", like.ndim, "; both must have the same shape"));

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/sm90/forward/list_place.cuh"
-#include "cuda/sm90/forward/load_fp8.cuh"
 #include "cuda/sm90/forward/list_walk.cuh"
+#include "cuda/sm90/forward/load_fp8.cuh"
 
 namespace flash3::cuda::sm90 {
 

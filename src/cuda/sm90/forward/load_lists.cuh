@@ -4,8 +4,8 @@
 #pragma once
 
 #include "cuda/sm90/forward/list_place.cuh"
-#include "cuda/sm90/forward/load.cuh"
 #include "cuda/sm90/forward/list_walk.cuh"
+#include "cuda/sm90/forward/load.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -4,8 +4,9 @@
 What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. FP8 tensors
 (float8_e4m3fn) give a bfloat16 result; q_descale, k_descale and v_descale are their scales, float32 [batch, heads_k]. num_splits,
 pack_gqa and sm_margin are hints, on which no result depends. Beyond upstream: scales for the tensor, [1], or for blocks of tokens,
-as flash3.attention has them, dropout_p on the CPU, which torch's generator seeds, s_aux (an attention sink, with its gradient), gradients through the LSE and with attention_chunk, page
-tables in flash_attn_varlen_func, head dims that are no multiples of 8, and the CPU. qv has no gradients.
+as flash3.attention has them, dropout_p, which torch's generator seeds, s_aux (an attention sink, with its gradient), gradients
+through the LSE and with attention_chunk, page tables in flash_attn_varlen_func, head dims that are no multiples of 8, and the CPU. qv
+has no gradients.
 """
 import functools
 import operator

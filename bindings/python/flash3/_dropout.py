@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention's dropout: the seed of a call, and dropout_mask()."""
+import contextlib
 import ctypes
 
 from . import _library as _c
@@ -46,7 +47,24 @@ class _MaskParams(ctypes.Structure):
                 ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p)]
 
 
-def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, dropout_state=None, kept=None, num_threads=0):
+def _torchs_device(*tensors):
+    """The GPU of the first torch tensor that is on one; None: none is."""
+    from ._tensors import is_torch
+    return next((x.device for x in tensors if x is not None and is_torch(x) and x.is_cuda), None)
+
+
+@contextlib.contextmanager
+def _on_stream(stream, device):
+    """The stream of a call, whose torch tensors are on this device; without one it is what the caller says."""
+    if device is None:
+        yield stream
+        return
+    import torch
+    with torch.cuda.device(device):
+        yield torch.cuda.current_stream(device).cuda_stream if stream is None else stream
+
+
+def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, dropout_state=None, kept=None, num_threads=0, stream=None):
     """Which weights attention() keeps with this dropout: for tests, and to repeat a call by other means.
 
     Args:
@@ -56,17 +74,20 @@ def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, 
             all, and of a KV cache those of its keys.
         dropout_p: from 0, which keeps all, to below 1.
         seed, offset: as in attention(), from 0 to 2**64 - 1.
-        dropout_state: [2] int64 on the host, instead of the two.
-        kept: [batch, heads, seq_q, seq_k] uint8 on the host, into which to write: a torch tensor, a numpy array or another array of
-            __array_interface__ or __dlpack__. None: a new one of numpy.
-        num_threads: 0: one per core that the process may run on.
+        dropout_state: [2] int64, instead of the two, on the device of kept.
+        kept: [batch, heads, seq_q, seq_k] uint8, into which to write, on the host or on a Hopper GPU: a torch tensor, a numpy array or
+            another array of __array_interface__, __dlpack__ or __cuda_array_interface__. None: a new one of numpy.
+        num_threads: on the host; 0: one per core that the process may run on.
+        stream: on a GPU, a cudaStream_t as an integer. None: of torch tensors the current stream of their device, of other arrays the
+            default stream.
 
     Returns:
         What was given as kept, or the new array. It holds 1 where the weight of a query and a key is kept, and 0 where it is dropped.
 
     Raises:
         ValueError, TypeError: an argument breaks a rule.
-        NotImplementedError: memory of a GPU, where there is no kernel for it yet.
+        NotImplementedError: kept is on a GPU that is no Hopper GPU, or the library was built without GPU kernels.
+        RuntimeError: CUDA refused.
     """
     from ._tensors import describe
     sizes = tuple(int32_of(name, x) for name, x in (("batch", batch), ("heads", heads), ("seq_q", seq_q), ("seq_k", seq_k)))
@@ -80,15 +101,15 @@ def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, 
     params = _MaskParams(struct_size=ctypes.sizeof(_MaskParams), dropout_p=number_of("dropout_p", dropout_p),
                          dropout_seed=0 if seed is None else seed_of("seed", seed), dropout_offset=seed_of("offset", offset),
                          num_threads=int32_of("num_threads", num_threads))
-    described = {"kept": describe("kept", kept, writable=True)}
-    if tuple(described["kept"].shape) != sizes:
-        raise ValueError(f"kept.shape = {tuple(described['kept'].shape)} but it must be {sizes}, [batch, heads, seq_q, seq_k]")
-    if dropout_state is not None:
-        described["dropout_state"] = describe("dropout_state", dropout_state)
-    for name, x in described.items():
-        if not x.on_host:
-            raise NotImplementedError(f"{name} is on a GPU, where no kernel writes masks of dropout; give "
-                                      "memory of the host")
-        setattr(params, name, x.tensor)
-    _c.check(_c.lib.flash3_dropout_mask(ctypes.byref(params)))
+    with _on_stream(stream, _torchs_device(kept, dropout_state)) as params.stream:
+        described = {"kept": describe("kept", kept, writable=True, stream=params.stream)}
+        if tuple(described["kept"].shape) != sizes:
+            raise ValueError(f"kept.shape = {tuple(described['kept'].shape)} but it must be {sizes}, [batch, heads, seq_q, seq_k]")
+        if dropout_state is not None:
+            described["dropout_state"] = describe("dropout_state", dropout_state, stream=params.stream)
+        for name, x in described.items():
+            if x.device != described["kept"].device:
+                raise ValueError(f"{name} is on {x.device} but kept is on {described['kept'].device}; they must be on one device")
+            setattr(params, name, x.tensor)
+        _c.check(_c.lib.flash3_dropout_mask(ctypes.byref(params)))
     return kept

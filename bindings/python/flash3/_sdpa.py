@@ -232,8 +232,8 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
 
     dropout_p is computed, but not of DTensors: torch's generator seeds it, but other weights are dropped than by torch.
 
-    torch computes calls that flash3 does not support, with one warning for each reason: with dropout on a GPU, with an attn_mask of another
-    dtype, with a bool attn_mask that torch.compile or torch.func traces, and others. torch also computes calls if it was told which backends
+    torch computes calls that flash3 does not support, with one warning for each reason: with an attn_mask of another dtype,
+    with a bool attn_mask that torch.compile or torch.func traces, and others. torch also computes calls if it was told which backends
     to use, by torch.nn.attention.sdpa_kernel() or torch.backends.cuda.enable_flash_sdp() and its siblings, and calls with tensors of
     a class that flash3 does not support. It supports DTensor, sharded by batch and by heads.
 

@@ -6,8 +6,8 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="f3")
 
 On the CPU as on a Hopper GPU; padded batches, packed ones, caches, continuous batching, sliding windows, soft caps, sinks, and every
-other mask that says which keys a query sees. What flash3 cannot compute as transformers' eager attention does raises
-NotImplementedError: attention dropout on a GPU, and biases of positions. docs/python.md has the rules.
+other mask that says which keys a query sees. What flash3 cannot compute as transformers' eager attention does, such as biases
+of positions, raises NotImplementedError. docs/python.md has the rules.
 """
 import torch
 

@@ -16,7 +16,6 @@
 #include "cuda/sm90/backward/produce_wide.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/store.cuh"
-#include "cuda/sm90/backward/tile_bias.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -57,14 +56,6 @@ __device__ __forceinline__ void store_p(typename Traits::Shared& shared, const f
   arrive(&shared.p_barriers.full[0]);
 }
 
-// dSᵀ of four elements of dPᵀ where weights may be dropped.
-__device__ __forceinline__ void subtract_of_kept(const BiasParams& biased, float* x,
-                                                 const float4& p, const float2& delta) {
-  const float scale = biased.dropped.threshold == 0 ? 1.f : biased.dropped.scale;
-  x[0] = ds_of_kept(x[0], p.x, scale, delta.x), x[1] = ds_of_kept(x[1], p.y, scale, delta.y);
-  x[2] = ds_of_kept(x[2], p.z, scale, delta.x), x[3] = ds_of_kept(x[3], p.w, scale, delta.y);
-}
-
 // Takes it and makes dSᵀ of it, in the place of dPᵀ. In halves: there are no registers for all of P
 // beside dK and dP.
 template <class Traits>
@@ -85,7 +76,7 @@ __device__ __forceinline__ void make_ds(const BackwardParams& params,
     for (int j = 0; j < 4; ++j) {
       float* const x = &r_dp[4 * (first + j)];
       if constexpr (Traits::kBiased) {
-        subtract_of_kept(kernel_params(params).biased, x, r_p[j], r_delta[j]);
+        Probabilities<Traits>::subtract(params, x, r_p[j], r_delta[j]);
         continue;
       }
       x[0] = r_p[j].x * (x[0] - r_delta[j].x), x[1] = r_p[j].y * (x[1] - r_delta[j].y);

@@ -10,9 +10,9 @@
 #include "cuda/device/types.hpp"
 #include "cuda/host/device_info.hpp"
 #include "cuda/host/launches.hpp"
+#include "cuda/sm90/backward/bias_gradient.hpp"
 #include "cuda/sm90/backward/limits.hpp"
 #include "cuda/sm90/backward/params.h"
-#include "cuda/sm90/bias_gradient/plan.hpp"
 #include "cuda/sm90/host/packed_copy.hpp"
 #include "cuda/varlen/varlen_schedule.hpp"
 

@@ -125,6 +125,15 @@ struct DroppedProbabilities {
         r_dp[i] = ds_of_kept(r_dp[i], r_p[i], params.dropped.scale, i % 2 == 0 ? x.x : x.y);
     }
   }
+  // The same of four elements, where another warpgroup has made p.
+  static __device__ __forceinline__ void subtract(const BackwardParams& all, float* x,
+                                                  const float4& p, const float2& delta) {
+    const DroppedWeights& dropped = kernel_params(all).biased.dropped;
+    const float scale = dropped.threshold == 0 ? 1.f : dropped.scale;
+    x[0] = ds_of_kept(x[0], p.x, scale, delta.x), x[1] = ds_of_kept(x[1], p.y, scale, delta.y);
+    x[2] = ds_of_kept(x[2], p.z, scale, delta.x), x[3] = ds_of_kept(x[3], p.w, scale, delta.y);
+  }
+
   // compute() makes Pᵀ.
   template <int N>
   static __device__ __forceinline__ void round(const float (&)[N], uint32_t (&)[N / 2]) {}
@@ -158,7 +167,7 @@ struct Probabilities<Traits, BiasTerms::kDropout> : DroppedProbabilities<Traits>
 template <class Traits>
 struct Probabilities<Traits, BiasTerms::kAny> : DroppedProbabilities<Traits> {
   using Dropped = DroppedProbabilities<Traits>;
-  using Dropped::Dropped, Dropped::params;
+  using Dropped::Dropped, Dropped::params, Dropped::subtract;
 
   // The softcap's slopes, of float16, wait in r_p.
   template <int N>

@@ -15,6 +15,7 @@
 
 #include "cuda/device/score/mask.cuh"
 #include "cuda/device/score/softmax.cuh"
+#include "cuda/sm90/forward/no_tile_bias.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 #include "cuda/sm90/forward/warp_rows.cuh"
 
@@ -54,35 +55,6 @@ struct KeyWalk<Traits, false> {
     }
     RangeMask<decltype(seen), Traits::kBand>{seen}.apply(view, tile.scores);
   }
-};
-
-// What scores get by their place, and which weights are dropped: nothing and none.
-struct NoTileBias {
-  NoTileBias() = default;
-  template <class Consumer>
-  __device__ __forceinline__ explicit NoTileBias(const Consumer&) {}
-
-  // While the scores are under way.
-  template <class Tile>
-  __device__ __forceinline__ void read(const Tile&) const {}
-  // Before the mask. True: apply_rarely() is left, beside masks, which few tiles need either.
-  template <class Tile>
-  __device__ __forceinline__ bool apply(Tile&) const {
-    return false;
-  }
-  template <class Tile>
-  __device__ __forceinline__ void apply_rarely(Tile&) const {}
-  // Of weights that are summed up.
-  template <class Tile>
-  __device__ __forceinline__ void drop(Tile&) const {}
-  __device__ __forceinline__ void scale_normalisation(float (&)[2]) const {}
-};
-// tile_bias.cuh has the others.
-template <class Traits, BiasTerms kTerms = Traits::kConfig.terms>
-struct TileBias;
-template <class Traits>
-struct TileBias<Traits, BiasTerms::kNone> : NoTileBias {
-  using NoTileBias::NoTileBias;
 };
 
 template <class Traits, class Operands, class Store>

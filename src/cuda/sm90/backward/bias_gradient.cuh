@@ -11,7 +11,7 @@
 
 #include "cuda/device/score/bias.cuh"
 #include "cuda/device/score/dropout.cuh"
-#include "cuda/sm90/bias_gradient/params.h"
+#include "cuda/sm90/backward/bias_gradient_params.h"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/seen_keys.cuh"
 #include "cuda/sm90/device/tile.cuh"

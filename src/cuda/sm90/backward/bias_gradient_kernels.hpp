@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/sm90/bias_gradient/params.h"
+#include "cuda/sm90/backward/bias_gradient_params.h"
 
 namespace flash3::cuda::sm90 {
 

@@ -2,8 +2,8 @@
 // What the files of kernels, one for each width, instantiate.
 #pragma once
 
-#include "cuda/sm90/bias_gradient/kernel.cuh"
-#include "cuda/sm90/bias_gradient/kernels.hpp"
+#include "cuda/sm90/backward/bias_gradient.cuh"
+#include "cuda/sm90/backward/bias_gradient_kernels.hpp"
 
 namespace flash3::cuda::sm90 {
 

@@ -5,7 +5,7 @@
 
 #include "core/plan.hpp"
 #include "cuda/host/launches.hpp"
-#include "cuda/sm90/bias_gradient/params.h"
+#include "cuda/sm90/backward/bias_gradient_params.h"
 #include "cuda/sm90/host/packed_copy.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/sm90/bias_gradient/instances.cuh"
+#include "cuda/sm90/backward/bias_gradient_instances.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -2,7 +2,7 @@
 // From the sums of dS on diagonals to the gradients of a table by distance and of slopes, each
 // always summed in one order.
 #include "cuda/device/ptx/arithmetic.cuh"
-#include "cuda/sm90/bias_gradient/kernels.hpp"
+#include "cuda/sm90/backward/bias_gradient_kernels.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/backward/bias_gradient.hpp"
+
 #include <algorithm>
 
 #include "core/arithmetic.hpp"
 #include "cuda/device/score/softcap.hpp"
 #include "cuda/host/cuda_status.hpp"
 #include "cuda/host/element_type.hpp"
-#include "cuda/sm90/bias_gradient/kernels.hpp"
-#include "cuda/sm90/bias_gradient/plan.hpp"
+#include "cuda/sm90/backward/bias_gradient_kernels.hpp"
 #include "cuda/sm90/host/bias_params.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
 

@@ -4,7 +4,7 @@
 // them a call has, a few uniform branches a tile tell.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/load_if.cuh"
 #include "cuda/device/score/bias.hpp"
 #include "cuda/device/score/mask.cuh"
 #include "cuda/device/score/softcap.cuh"

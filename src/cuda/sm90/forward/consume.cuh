@@ -15,7 +15,6 @@
 
 #include "cuda/device/score/mask.cuh"
 #include "cuda/device/score/softmax.cuh"
-#include "cuda/sm90/forward/no_tile_bias.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 #include "cuda/sm90/forward/warp_rows.cuh"
 
@@ -57,6 +56,15 @@ struct KeyWalk<Traits, false> {
   }
 };
 
+// What depends on a score's place: nothing. tile_bias.cuh has that of kernels with any of it.
+template <class Traits, BiasTerms kTerms = Traits::kConfig.terms>
+struct TileBias;
+template <class Traits>
+struct TileBias<Traits, BiasTerms::kNone> {
+  template <class Consumer>
+  __device__ __forceinline__ explicit TileBias(const Consumer&) {}
+};
+
 template <class Traits, class Operands, class Store>
 struct Consumer {
   using QTile = typename Traits::QTile;
@@ -73,6 +81,7 @@ struct Consumer {
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
   static constexpr bool kLists = Traits::kLists;
+  static constexpr bool kBiased = Traits::kConfig.terms != BiasTerms::kNone;
   static constexpr bool kPassesTiles = Walk::kPassesTiles;
   // Two warpgroups leave time beside the first scores of a work tile, and registers for a second
   // mask, but for those of split kernels.
@@ -233,7 +242,7 @@ struct Consumer {
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
     Walk::read(*this, tile, k_state.stage);
     meanwhile();
-    tile.bias.read(tile);
+    if constexpr (kBiased) tile.bias.read(tile);
     tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
     fence_operand(tile.scores);
@@ -248,7 +257,7 @@ struct Consumer {
     issue_scores(tile.scores, tile.q, stage);
     issue_output(tile, v_state_at(stage));
     Walk::read(*this, tile, stage);
-    tile.bias.read(tile);
+    if constexpr (kBiased) tile.bias.read(tile);
   }
 
   // P of this key tile; O of the one before it comes in between.
@@ -351,19 +360,16 @@ struct Consumer {
   // Masks the scores and raises the rows' maxima; true if O must be rescaled.
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
     tile.operands.scale_scores(tile);
-    const bool rare = tile.bias.apply(tile);
     const auto mask = [&] { Walk::mask(*this, tile); };
     bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
     if constexpr (kLists) masked = tile.walked.seen.masked;
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
-      if constexpr (Traits::kConfig.terms == BiasTerms::kNone) {
-        if (masked) mask();
-      } else if (masked || rare) {
-        if (rare) tile.bias.apply_rarely(tile);
-        if (masked) mask();
-      }
+      if constexpr (kBiased)
+        tile.bias.apply(tile, masked, mask);
+      else if (masked)
+        mask();
       return tile.softmax.begin_tile(tile.scores, tile.alpha);
     }
   }

@@ -41,7 +41,7 @@ struct Operands16Bit {
   template <class Tile>
   __device__ __forceinline__ void make_probabilities(Tile& tile) const {
     tile.softmax.exponentiate(tile.view(), tile.scores);
-    tile.bias.drop(tile);
+    if constexpr (Traits::kConfig.terms != BiasTerms::kNone) tile.bias.drop(tile);
     pack_probabilities<Traits::kElement>(tile.scores, tile.probabilities);
   }
 

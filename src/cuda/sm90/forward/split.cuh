@@ -263,7 +263,7 @@ struct FinishedRows<Traits, true> {
                                         const typename Traits::KvState& last_v, float (&)[2],
                                         float (&)[2]) {
     tile.operands.scale_normalisation(unit, last_v);
-    tile.bias.scale_normalisation(unit);
+    if constexpr (Consumer::kBiased) tile.bias.scale_normalisation(unit);
   }
   template <class Consumer, class Tile, class Store>
   __device__ __forceinline__ void finish(const Consumer& c, Tile& tile, float (&inverse_sum)[2],

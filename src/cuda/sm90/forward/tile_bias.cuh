@@ -10,6 +10,20 @@
 
 namespace flash3::cuda::sm90 {
 
+// What a kernel does unless it says otherwise. apply() adds to raw scores, and masks them if
+// `masked`: what few tiles need stands in one place.
+struct NoTileBias {
+  template <class Tile>
+  __device__ __forceinline__ void read(const Tile&) const {}  // while the scores are under way
+  template <class Tile, class Mask>
+  __device__ __forceinline__ void apply(Tile&, bool masked, const Mask& mask) const {
+    if (masked) mask();
+  }
+  template <class Tile>
+  __device__ __forceinline__ void drop(Tile&) const {}  // of weights that are summed up
+  __device__ __forceinline__ void scale_normalisation(float (&)[2]) const {}
+};
+
 // What all of them know of a work tile. Its queries are described when its first scores are under
 // way (WarpQueries).
 template <class Traits>
@@ -58,8 +72,8 @@ template <class Traits>
 struct TileBias<Traits, BiasTerms::kAny> : BiasedRows<Traits> {
   using BiasedRows<Traits>::BiasedRows;
 
-  template <class Tile>
-  __device__ __forceinline__ bool apply(Tile& tile) const {
+  template <class Tile, class Mask>
+  __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) const {
     if (this->biased().bias.capped) {
       const ModOf<ScoreKind::kSoftcap> cap{this->params.softcap};
       remap_tile(cap, tile.scores);
@@ -67,7 +81,7 @@ struct TileBias<Traits, BiasTerms::kAny> : BiasedRows<Traits> {
       for (float& s : tile.scores) s = cap.value(s);
     }
     add_bias(this->head(), this->of_sequence(tile.view()), tile.scores);
-    return false;
+    if (masked) mask();
   }
   template <class Tile>
   __device__ __forceinline__ void drop(Tile& tile) const {
@@ -98,16 +112,13 @@ struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
   __device__ __forceinline__ void read(const Tile& tile) {
     if constexpr (kReads) of_tile = find(tile);
   }
-  template <class Tile>
-  __device__ __forceinline__ bool apply(Tile& tile) {
+  template <class Tile, class Mask>
+  __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) {
     if constexpr (!kReads) of_tile = find(tile);
-    if (!of_tile.linear) return true;
-    of_tile.template add<View>(tile.scores);
-    return false;
-  }
-  template <class Tile>
-  __device__ __forceinline__ void apply_rarely(Tile& tile) const {
-    add_distances<View>(slope, distance(tile), 1.f, tile.scores);
+    if (of_tile.linear) of_tile.template add<View>(tile.scores);
+    if (of_tile.linear && !masked) return;
+    if (!of_tile.linear) add_distances<View>(slope, distance(tile), 1.f, tile.scores);
+    if (masked) mask();
   }
 
  private:
@@ -131,10 +142,10 @@ struct TileBias<Traits, BiasTerms::kTable> : BiasedRows<Traits> {
     const HeadBias head = this->head();
     of_tile.load(head, head.distance(this->of_sequence(tile.view())));
   }
-  template <class Tile>
-  __device__ __forceinline__ bool apply(Tile& tile) const {
+  template <class Tile, class Mask>
+  __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) const {
     of_tile.add(this->biased().unit, tile.scores);
-    return false;
+    if (masked) mask();
   }
 };
 
@@ -147,16 +158,14 @@ struct TileBias<Traits, BiasTerms::kPairs> : BiasedRows<Traits> {
   __device__ __forceinline__ void read(const Tile& tile) {
     if (this->biased().bias.in_twos) of_tile.load(this->head(), this->of_sequence(tile.view()));
   }
-  template <class Tile>
-  __device__ __forceinline__ bool apply(Tile& tile) const {
+  template <class Tile, class Mask>
+  __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) const {
     const ScoreBias& bias = this->biased().bias;
-    if (!bias.in_twos) return true;
-    of_tile.add(this->biased().unit, bias.type == FloatType::kBFloat16, tile.scores);
-    return false;
-  }
-  template <class Tile>
-  __device__ __forceinline__ void apply_rarely(Tile& tile) const {
-    add_pairs(this->head(), this->of_sequence(tile.view()), tile.scores);
+    if (bias.in_twos)
+      of_tile.add(this->biased().unit, bias.type == FloatType::kBFloat16, tile.scores);
+    if (bias.in_twos && !masked) return;
+    if (!bias.in_twos) add_pairs(this->head(), this->of_sequence(tile.view()), tile.scores);
+    if (masked) mask();
   }
 };
 

@@ -194,7 +194,7 @@ struct FinishedRows<Traits, false> {
     add_sinks(c.params, c.output(), c.row, inverse_sum, lse);
     store_rows(c.params, c.output(), c.row, tile.softmax, lse);
     tile.operands.scale_normalisation(inverse_sum, last_v);
-    tile.bias.scale_normalisation(inverse_sum);
+    if constexpr (Consumer::kBiased) tile.bias.scale_normalisation(inverse_sum);
   }
   // When O is there.
   template <class Consumer, class Tile, class Store>

@@ -86,7 +86,7 @@ def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, 
 
     Raises:
         ValueError, TypeError: an argument breaks a rule.
-        NotImplementedError: kept is on a GPU that is no Hopper GPU, or the library was built without GPU kernels.
+        NotImplementedError: kept is on a GPU that is no Hopper GPU, or flash3 was built without its kernels.
         RuntimeError: CUDA refused.
     """
     from ._tensors import describe
@@ -111,5 +111,6 @@ def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, 
             if x.device != described["kept"].device:
                 raise ValueError(f"{name} is on {x.device} but kept is on {described['kept'].device}; they must be on one device")
             setattr(params, name, x.tensor)
+        params.backend = _c.BACKENDS["cpu" if described["kept"].on_host else "hopper"]
         _c.check(_c.lib.flash3_dropout_mask(ctypes.byref(params)))
     return kept

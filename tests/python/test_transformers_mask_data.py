@@ -269,16 +269,36 @@ def test_many_pairs_are_evaluated_in_parts(device, dtype, monkeypatch):
     torch.testing.assert_close(got[seen.bool()], wanted[seen.bool()], **close(device))
 
 
+def test_masks_of_other_floats_are_biases(device):
+    """With their gradients, beside a bias of positions; that they are is read anew once they are changed."""
+    kind = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v = (torch.randn(2, 4, n, 16, device=device, dtype=kind, requires_grad=True) for n in (6, 8, 8))
+    mask = torch.zeros(2, 1, 6, 8, device=device, dtype=kind)
+    positions = torch.randn(1, 4, 6, 8, device=device, dtype=kind, requires_grad=True)
+
+    def compare(mask, leaves, **named):
+        added = mask if not named else mask + positions
+        got, _ = integration.attention_forward(torch.nn.Module(), q, k, v, mask, **named)
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=added).transpose(1, 2)
+        dout = torch.randn_like(got)
+        for x, y in zip((got, *torch.autograd.grad(got, leaves, dout)), (wanted, *torch.autograd.grad(wanted, leaves, dout))):
+            torch.testing.assert_close(x, y, **close(device))
+    compare(mask, (q, k, v))
+    compare(mask, (q, k, v, positions), position_bias=positions)
+    mask.copy_(torch.randn_like(mask))
+    compare(mask, (q, k, v))
+    compare(mask, (q, k, v, positions), position_bias=positions)
+    leaf = mask.clone().requires_grad_()
+    compare(leaf, (q, k, v, leaf))
+
+
 def test_masks_that_are_refused():
-    """A bias, and what is no mask of the call; the message says what is wrong."""
+    """What is no mask of the call; the message says what is wrong."""
     q, k = torch.randn(2, 4, 6, 16), torch.randn(2, 2, 8, 16)
     attend = lambda mask: integration.attention_forward(torch.nn.Module(), q, k, k, mask)
     zeros = torch.zeros(2, 1, 6, 8)
     attend(zeros)
-    for bad, match in ((torch.full_like(zeros, -1.0), "values other than 0 and at most -65504, a bias"),
-                       (torch.full_like(zeros, float("nan")), "a bias"),
-                       (zeros.clone().requires_grad_(), "requires a gradient"),
-                       (zeros.long(), r"dtype torch.int64 but it must be one of bool or floats"),
+    for bad, match in ((zeros.long(), r"dtype torch.int64 but it must be one of bool or floats"),
                        (zeros[0], r"shape \(1, 6, 8\) and dtype torch.float32"),
                        (zeros[..., :7], r"attention_mask.shape = \(2, 1, 6, 7\)"),
                        (zeros.expand(2, 4, 6, 8)[:, :3], r"attention_mask.shape = \(2, 3, 6, 8\)"),

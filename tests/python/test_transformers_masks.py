@@ -71,13 +71,30 @@ def test_cross_attention_to_a_padded_encoder(device, dtype, side, target):
     check_gradients(eager, other, device, **named, labels=labels)
 
 
-def test_position_biases_are_refused():
-    config = transformers.T5Config(vocab_size=99, d_model=48, d_kv=12, d_ff=64, num_layers=1, num_heads=4, pad_token_id=0,
-                                   decoder_start_token_id=0, dropout_rate=0.0)
-    with REFUSES as refused:
-        model = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="f3")
-        model(input_ids=tokens_of(2, 8), labels=tokens_of(2, 5))
-    assert "position_bias" in str(refused.value)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_position_biases(device, dtype, side):
+    """T5's, which are learnt; of tokens in the order that padding leaves, and with a cache."""
+    config = transformers.T5Config(vocab_size=99, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4, pad_token_id=0,
+                                   decoder_start_token_id=0, dropout_rate=0.0, initializer_factor=0.3)
+    eager, other = two(transformers.T5ForConditionalGeneration, config, device, dtype)
+    named = {"input_ids": tokens_of(3, 12, device=device), "attention_mask": padding((12, 5, 1), 12, side, device)}
+    labels = tokens_of(3, 9, device=device)
+    check(eager, other, device, **named, labels=labels)
+    check_gradients(eager, other, device, **named, labels=labels)
+    assert other.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad.abs().max() > 0
+    eager.eval(), other.eval()
+    if dtype == torch.float32:
+        made = [model.generate(**named, max_new_tokens=6, min_new_tokens=6, do_sample=False) for model in (eager, other)]
+        assert torch.equal(*made)
+
+
+def test_position_biases_that_are_refused():
+    q, k = torch.randn(1, 4, 6, 16), torch.randn(1, 2, 6, 16)
+    attend = lambda bias, **named: integration.attention_forward(torch.nn.Module(), q, k, k, None, position_bias=bias, **named)
+    with pytest.raises(NotImplementedError, match=r"position_bias.shape = \(1, 4, 6, 5\)"):
+        attend(torch.zeros(1, 4, 6, 5))
+    with pytest.raises(NotImplementedError, match="a bias is given and sequences are packed"):
+        attend(torch.zeros(1, 4, 6, 6), cu_seq_lens_q=torch.tensor([0, 2, 6]), cu_seq_lens_k=torch.tensor([0, 2, 6]))
 
 
 def packed(device):

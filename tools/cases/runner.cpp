@@ -8,6 +8,7 @@
 #include "cases/backward_tensors.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cases/checked_call.hpp"
+#include "cases/dropout_mask.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/yardsticks/yardsticks.hpp"
 
@@ -268,6 +269,8 @@ CheckResult run_case(const Case& c, Memory& memory, const RunOptions& options) {
   if (c.quantize) return run_quantize_case(c, memory, options);
   if (c.has_cache()) return run_cache_case(c, memory, options);
   CheckResult result;
+  if (c.dropout > 0) result.failure = check_dropout_mask(c, memory, options);
+  if (!result.passed()) return result;
   CheckedCall<flash3_forward_params> call(memory, options, &result);
   if (!call.ask(make_question(c))) return result;
 

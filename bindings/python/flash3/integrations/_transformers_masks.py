@@ -5,7 +5,7 @@ transformers describes a mask by a function of indices, a padding mask, and wher
 takes them and gives a Mask, which the model hands to its attention layers unseen. It is all that they know: the mask that eager
 attention would add is not guessed from anything else. What the options of flash3.attention say becomes options; any other mask becomes
 one as data (flash3.masks), from the same function of indices. So does a tensor of four dimensions, of_tensor(), which a model or its
-caller has made.
+caller has made, or it becomes a bias.
 """
 from typing import NamedTuple, Optional
 
@@ -15,8 +15,9 @@ from transformers import masking_utils
 
 from .. import _mask_rows
 from .._mask import Mask as MaskAsData
+from .._mask_kept import kept
 from .._mask_sources import MaskSource, of_rows
-from .._sdpa import mask_of, why_not_shape
+from .._sdpa import _bias as as_bias, mask_of, why_not_shape
 
 # What transformers makes of several masks; here, since torch.compile does not trace the import of a lazy module.
 _OR_MASKS = masking_utils.or_masks().__code__
@@ -37,6 +38,7 @@ class Mask(NamedTuple):
     order_k: Optional[torch.Tensor] = None
     cu_seqlens: Optional[torch.Tensor] = None  # of packed sequences, one row of the batch after the other
     data: Optional[MaskAsData] = None  # all of it, where the others cannot say it
+    bias: Optional[torch.Tensor] = None  # what else is added to the scores, as flash3.attention takes it
 
     # generate() makes masks before it calls a compiled model, and treats them as the tensors of four dimensions that others are.
     ndim = 4
@@ -257,29 +259,45 @@ _HIDDEN = torch.finfo(torch.float16).min
 
 def _seen(added):
     """Which pairs are seen, of a mask of floats that is added to scores."""
-    seen = added == 0
-    if _is_captured(added.device):
-        raise NotImplementedError(f"attention_mask.dtype = {added.dtype} and a CUDA graph is being captured, in which its values cannot be "
-                                  "read; give a mask of bool")
-    if not (seen | (added <= _HIDDEN)).all():
-        raise NotImplementedError(f"attention_mask has values other than 0 and at most {_HIDDEN:.0f}, a bias, but flash3 adds nothing to the "
-                                  f"scores; {INSTEAD}")
-    return seen
+    return added == 0
+
+
+def _is_bias(added):
+    """Whether a tensor of floats is more than a mask. That is read once, and kept with the tensor until it is changed."""
+    if added.requires_grad or _is_captured(added.device):  # whose values cannot be read
+        return True
+    owner = added if added._base is None else added._base
+    view = "is bias", added.storage_offset(), added.shape, added.stride()
+    return kept(owner, (owner,), view, lambda: not (_seen(added) | (added <= _HIDDEN)).all().item())
+
+
+def bias_of(name, added, query, key):
+    """A tensor of floats that is added to scores, [1 or batch, 1 or heads, 1 or seq_q, seq_k], of any that broadcasts to it."""
+    if (reason := why_not_shape(query, key, added)) is not None:
+        raise NotImplementedError(f"{reason}: {name}.shape = {tuple(added.shape)} on {added.device}, query.shape = {tuple(query.shape)} on "
+                                  f"{query.device}, key.shape = {tuple(key.shape)}; {INSTEAD}")
+    return as_bias(added, query.shape[:1], key.shape[2])
+
+
+def in_order(bias, mask):
+    """A bias of queries and keys in the order of a mask."""
+    if mask.order_q is not None and bias.shape[2] > 1:
+        bias = bias.take_along_dim(mask.order_q[:, None, :, None], 2)
+    return bias if mask.order_k is None else bias.take_along_dim(mask.order_k[:, None, None], 3)
 
 
 @torch.compiler.disable
 def of_tensor(attention_mask, query, key):
     """The mask as data of a tensor [1 or batch, 1 or heads, seq_q, seq_k], which a model or its caller has made: of bool, true where a key
-    is seen, or of floats, 0 there and the lowest number elsewhere. It is kept with the tensor until that is changed, for all layers."""
+    is seen, or of floats, 0 there and the lowest number elsewhere. It is kept with the tensor until that is changed, for all layers. Other
+    floats, and those with a gradient, are a bias."""
     kind = attention_mask.dtype
     if attention_mask.dim() != 4 or not (kind == torch.bool or kind.is_floating_point):
         raise NotImplementedError(f"attention_mask is a tensor of shape {tuple(attention_mask.shape)} and dtype {kind} but it must be one of "
                                   f"bool or floats, [batch, heads, seq_q, seq_k]; {INSTEAD}")
-    if attention_mask.requires_grad:
-        raise NotImplementedError(f"attention_mask requires a gradient, as a bias does, but flash3 adds nothing to the scores; {INSTEAD}")
-    if (reason := why_not_shape(query, key, attention_mask)) is not None:
-        raise NotImplementedError(f"{reason}: attention_mask.shape = {tuple(attention_mask.shape)} on {attention_mask.device}, query.shape = "
-                                  f"{tuple(query.shape)} on {query.device}, key.shape = {tuple(key.shape)}; {INSTEAD}")
+    bias = bias_of("attention_mask", attention_mask, query, key)
+    if kind.is_floating_point and _is_bias(attention_mask):
+        return Mask(bias=bias)
     return Mask(data=mask_of(attention_mask, query, key, _seen if kind.is_floating_point else lambda x: x))
 
 

@@ -5,9 +5,9 @@
     flash3.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="f3")
 
-On the CPU as on a Hopper GPU; padded batches, packed ones, caches, continuous batching, sliding windows, soft caps, sinks, and every
-other mask that says which keys a query sees. What flash3 cannot compute as transformers' eager attention does, such as biases
-of positions, raises NotImplementedError. docs/python.md has the rules.
+On the CPU as on a Hopper GPU; padded batches, packed ones, caches, continuous batching, sliding windows, soft caps, sinks, biases of
+positions, and every other mask. What flash3 cannot compute as transformers' eager attention does raises NotImplementedError.
+docs/python.md has the rules.
 """
 import torch
 
@@ -15,7 +15,7 @@ from .. import _overrides
 from .._attention import attention
 from .._kv_cache import attention_with_kv_cache
 from .._support import MOST
-from ._transformers_masks import INSTEAD, Mask, make_mask, of_tensor
+from ._transformers_masks import INSTEAD, Mask, bias_of, in_order, make_mask, of_tensor
 
 
 def register(name="f3"):
@@ -40,7 +40,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
                       is_causal=None, s_aux=None, cache=None, position_bias=None, cu_seq_lens_q=None, cu_seq_lens_k=None,
                       max_length_q=None, max_length_k=None, **kwargs):
     """An attention function as transformers calls it: query [batch, heads, seq, dim] in, [batch, seq, heads, dim] out."""
-    _refuse(query, value, position_bias, **kwargs)
+    _refuse(query, value, None, **kwargs)
     if cache is not None:
         raise NotImplementedError("cache is given but this attention is not over a paged cache; continuous batching switches to "
                                   "the one that is, from transformers 5.23 on")
@@ -58,7 +58,12 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     options = {"causal": mask.causal, "window": mask.window, **_options(q, scaling, softcap, s_aux)}
     if dropout:  # in training alone
         options["dropout_p"] = dropout
+    bias = mask.bias
+    if position_bias is not None:
+        bias = bias_of("position_bias", position_bias, query, key) + (0 if bias is None else bias)
     packed = cu_seq_lens_q is not None or mask.cu_seqlens is not None
+    if packed and bias is not None:
+        raise NotImplementedError(f"a bias is given and sequences are packed, of which it says nothing; {INSTEAD}")
     if packed and _overrides.users and _overrides.override("attention") is not None:
         # Positions of tokens that are dealt to ranks are not one run each: context_parallel knows the documents itself.
         return attention(q, k, v, **options), None
@@ -70,7 +75,9 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     if mask.cu_seqlens is not None:
         return _packed(q, k, v, mask.cu_seqlens, mask.cu_seqlens, q.shape[1], q.shape[1], options), None
     if mask.data is not None:
-        return attention(q, k, v, mask=mask.data, **options), None
+        return attention(q, k, v, mask=mask.data, bias=bias, **options), None
+    if bias is not None:
+        options["bias"] = in_order(bias, mask)
     if mask.order_q is not None:
         q = _in_order(q, mask.order_q)
     if mask.order_k is not None:

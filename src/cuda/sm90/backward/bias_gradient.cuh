@@ -315,7 +315,8 @@ struct TileSum {
     const int out = at.z / to.heads, head = at.z % to.heads;
     ListedSequence s{};
     if (!to.sums_batch && out < params.batch) s = sequence_at(params, out);
-    const long long first = (to.batch > 1 ? s.batch : 0) * to.stride_batch + head * to.stride_head +
+    const int batch = params.sequences.rows == nullptr ? out : s.batch;
+    const long long first = (to.batch > 1 ? batch : 0) * to.stride_batch + head * to.stride_head +
                             (to.by_sequence ? s.q_first * to.stride_row : 0);
     const int key = at.x * Traits::kTileN;
     if (to.sums_rows) {

@@ -11,7 +11,7 @@ import flash3
 from conftest import DEVICES
 from flash3 import masks
 from dropout_cases import DIM, DIM_V, HEADS, keeps, make, precision, reference
-from oracle import assert_close
+from oracle import assert_close, visible
 
 
 def on_device(options, device):
@@ -167,16 +167,50 @@ def test_a_cache_counts_keys_as_its_mask_does(device):
         torch.testing.assert_close(out[b].double(), wanted[0], atol=tolerance, rtol=tolerance)
 
 
-# What a call sees of its values: v is the identity, so that out holds the weights, 0 where they are dropped.
-def kept_by_attention(batch, seq_q, seq_k, p, heads=2, **options):
-    q, k = torch.zeros(batch, seq_q, heads, 8), torch.zeros(batch, seq_k, heads, 8)
-    v = torch.eye(seq_k)[None, :, None].expand(batch, -1, heads, -1)
-    return (flash3.attention(q, k, v, dropout_p=p, **options) != 0).transpose(1, 2).numpy()
+def identity(rows, first, dim, device, dtype):
+    """[1, rows, 1, dim]: row first + c is the unit vector c."""
+    made = torch.zeros(1, rows, 1, dim, device=device, dtype=dtype)
+    n = torch.arange(min(dim, rows - first), device=device)
+    made[0, first + n, 0, n] = 1
+    return made
+
+
+def kept_by_attention(batch, seq_q, seq_k, p, heads=2, dims=(8, 128), device="cpu", **options):
+    """What a call and its gradients keep, two of [batch, heads, seq_q, seq_k] bool: v, and then dout, are parts of the identity, so that
+    out and dv hold the weights, 0 where they are dropped."""
+    dtype, _ = precision(device)
+    q, k = (torch.zeros(batch, seq, heads, dims[0], device=device, dtype=dtype) for seq in (seq_q, seq_k))
+
+    def parts(rows):
+        for first in range(0, rows, dims[1]):
+            yield rows - first, identity(rows, first, dims[1], device, dtype).repeat(batch, 1, heads, 1)
+    columns = []
+    for n, v in parts(seq_k):
+        out, lse = flash3.attention(q, k, v, dropout_p=p, return_lse=True, **options)
+        columns.append((out != 0)[..., :n])
+    rows = [(flash3.attention_backward(dout, q, k, v, out, lse, dropout_p=p, **options)[2] != 0)[..., :n] for n, dout in parts(seq_q)]
+    return torch.cat(columns, -1).transpose(1, 2).cpu().numpy(), torch.cat(rows, -1).permute(0, 2, 3, 1).cpu().numpy()
 
 
 @pytest.mark.parametrize("sizes", list(itertools.product((1, 3), (1, 7, 8, 9, 16, 40, 257), (1, 15, 64, 65, 256))), ids=str)
 def test_a_call_keeps_what_the_mask_says(sizes):
-    assert (kept_by_attention(*sizes, 0.5, seed=9, offset=1) == flash3.dropout_mask(sizes[0], 2, *sizes[1:], 0.5, seed=9, offset=1)).all()
+    wanted = flash3.dropout_mask(sizes[0], 2, *sizes[1:], 0.5, seed=9, offset=1)
+    for kept in kept_by_attention(*sizes, 0.5, seed=9, offset=1):
+        assert (kept == wanted).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"causal": True}, {"mask": "dense"}], ids=str)  # all have kernels of their own
+@pytest.mark.parametrize("dims", [*DIMS, (192, 128)], ids=str)
+@pytest.mark.parametrize("sizes", [(3, 1, 1), (2, 9, 65), (2, 300, 700), (1, 700, 1000)], ids=str)
+def test_a_gpu_keeps_what_the_mask_says(sizes, dims, options):
+    wanted = torch.from_numpy(flash3.dropout_mask(sizes[0], 2, *sizes[1:], 0.5, seed=9, offset=1)).bool()
+    seen = visible(*sizes[1:], causal="causal" in options)
+    if "mask" in options:
+        seen = torch.rand(sizes[1:], generator=torch.Generator().manual_seed(2)) < 0.7
+        options = {"mask": masks.dense(seen.cuda()).make(*sizes[1:])}
+    for kept in kept_by_attention(*sizes, 0.5, dims=dims, device="cuda", seed=9, offset=1, **options):
+        assert (kept == (wanted & seen).numpy()).all()
 
 
 def test_the_mask_depends_on_no_tile_split_or_thread():
@@ -193,15 +227,17 @@ def test_the_mask_depends_on_no_tile_split_or_thread():
     assert (kept[:, :, 3:] == keeps((1, 6, 9000), p, **chosen)[:, :, 3:5]).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_no_dropout_has_the_bits_of_none(dtype):
-    q, k, v = (x.requires_grad_() for x in make(dtype, 2, 100, 90))
-    plain = flash3.attention(q, k, v)
-    for options in ({"dropout_p": 0.0}, {"dropout_p": 0, "seed": 5, "offset": 6}, {"dropout_state": torch.tensor([1, 2])},
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_no_dropout_has_the_bits_of_none(dtype, device):
+    q, k, v = (x.requires_grad_() for x in make(dtype or precision(device)[0], 2, 100, 90, device=device))
+    plain = flash3.attention(q, k, v, deterministic=True)
+    wanted = torch.autograd.grad(plain.sum(), (q, k, v))
+    for options in ({"dropout_p": 0.0}, {"dropout_p": 0, "seed": 5, "offset": 6}, {"dropout_state": torch.tensor([1, 2], device=device)},
                     {"dropout_p": 2.0**-18, "seed": 1}):
-        out = flash3.attention(q, k, v, **options)
+        out = flash3.attention(q, k, v, deterministic=True, **options)
         assert torch.equal(out, plain)
-        for x, y in zip(torch.autograd.grad(out.sum(), (q, k, v)), torch.autograd.grad(flash3.attention(q, k, v).sum(), (q, k, v))):
+        for x, y in zip(torch.autograd.grad(out.sum(), (q, k, v)), wanted):
             assert torch.equal(x, y)
 
 

@@ -8,71 +8,36 @@ import pytest
 import torch
 
 import flash3
+from conftest import DEVICES
 from flash3 import masks
+from dropout_cases import DIM, DIM_V, HEADS, keeps, make, precision, reference
 from oracle import assert_close, visible
 
-HEADS, HEADS_K, DIM, DIM_V = 6, 2, 40, 24
+
+def on_device(options, device):
+    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
 
 
-def share(p):
-    """The part of the weights that is dropped: p as the library rounds it."""
-    return min(round(p * 65536), 65535) / 65536
-
-
-def reference(q, k, v, kept, p, *, seen=None, softmax_scale=None, softcap=0.0, sink=None, alibi_slopes=None, bias=None, mask=None,
-              **band):
-    """(out, lse) of dense tensors in q's dtype, by operations that autograd knows."""
-    seq_q, seq_k, groups = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
-    scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(groups, 2)) * (softmax_scale or 1 / math.sqrt(q.shape[-1]))
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    if alibi_slopes is not None:
-        distance = (torch.arange(seq_k)[None] - torch.arange(seq_q)[:, None] - (seq_k - seq_q)).abs()
-        scores = scores - (alibi_slopes.double()[:, None, None] * distance).to(scores.dtype)
-    if bias is not None:
-        scores = scores + bias
-    scores = scores.masked_fill(~(visible(seq_q, seq_k, **band) if seen is None else seen), -math.inf)
-    if sink is not None:
-        scores = torch.cat([scores, sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
-    lse = torch.logsumexp(scores if scores.dtype == torch.float64 else scores.float(), -1)
-    weights = torch.exp(scores - lse.to(scores.dtype).masked_fill(lse == -math.inf, 0)[..., None])[..., :seq_k]
-    weights = weights * torch.as_tensor(kept).to(scores.dtype) / (1 - share(p))
-    return torch.einsum("bhij,bjhd->bihd", weights, v.repeat_interleave(groups, 2)), lse
-
-
-def make(dtype, batch, seq_q, seq_k, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    shapes = ((batch, seq_q, HEADS, DIM), (batch, seq_k, HEADS_K, DIM), (batch, seq_k, HEADS_K, DIM_V))
-    return [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
-
-
-def keeps(sizes, p, **chosen):
-    return flash3.dropout_mask(sizes[0], HEADS, *sizes[1:], p, **chosen)
-
-
+DIMS = [(DIM, DIM_V), (64, 64), (128, 128), (256, 256)]  # a GPU has kernels of their own for each
 OPTIONS = [{}, {"causal": True}, {"window": (40, 3)}, {"softcap": 3.0, "causal": True}, {"sink": torch.linspace(-1, 2, HEADS)},
            {"alibi_slopes": 2.0**-torch.arange(1, HEADS + 1), "causal": True}, {"mask": "dense", "softcap": 5.0}]
 
 
 # ---- results and gradients ----
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("p", [0.1, 0.75])
-@pytest.mark.parametrize("sizes", [(2, 100, 130), (1, 257, 270), (2, 30, 500)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_results_and_gradients_are_those_of_the_mask(dtype, sizes, p, options):
-    options, chosen = dict(options), {"seed": 2**64 - 5, "offset": 3}
+def check_results_and_gradients(device, dtype, sizes, dims, p, options):
+    options, chosen = on_device(options, device), {"seed": 2**64 - 5, "offset": 3}
     seen = None
     if "mask" in options:
-        seen = torch.rand(sizes[1:], generator=torch.Generator().manual_seed(2)) < 0.7
+        seen = (torch.rand(sizes[1:], generator=torch.Generator().manual_seed(2)) < 0.7).to(device)
         options["mask"] = masks.dense(seen)
-    q, k, v = (x.requires_grad_() for x in make(dtype, *sizes))
+    q, k, v = (x.requires_grad_() for x in make(dtype, *sizes, dims=dims, device=device))
     out, lse = flash3.attention(q, k, v, dropout_p=p, return_lse=True, **chosen, **options)
     torch.manual_seed(1)
     dout, dlse = torch.randn_like(out), torch.randn_like(lse)
     got = torch.autograd.grad((out, lse), (q, k, v), (dout, dlse))
-    without = flash3.attention(q, k, v, return_lse=True, **options)[1]
-    assert torch.equal(lse, without)  # of all weights
+    if device == "cpu":  # a GPU has other kernels for calls without
+        assert torch.equal(lse, flash3.attention(q, k, v, return_lse=True, **options)[1])  # of all weights
     kept, wanted = keeps(sizes, p, **chosen), {}
     for kind, of in (("exact", torch.float64), ("naive", dtype)):
         inputs = [x.detach().to(of).requires_grad_() for x in (q, k, v)]
@@ -83,53 +48,95 @@ def test_results_and_gradients_are_those_of_the_mask(dtype, sizes, p, options):
         assert_close(x.detach(), exact.detach(), naive.detach(), name, relative=rounding)
 
 
-def test_gradients_without_autograd_and_of_the_sink():
-    sizes, p, sink = (2, 70, 90), 0.4, torch.linspace(-1, 2, HEADS)
-    q, k, v = make(torch.float32, *sizes)
-    state = torch.tensor([-7, 2**40])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("p", [0.1, 0.75])
+@pytest.mark.parametrize("sizes", [(2, 100, 130), (1, 257, 270), (2, 30, 500)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_results_and_gradients_are_those_of_the_mask(dtype, sizes, p, options):
+    check_results_and_gradients("cpu", dtype, sizes, (DIM, DIM_V), p, options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("p", [0.1, 0.75])
+@pytest.mark.parametrize("dims", [*DIMS, (192, 128)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 100, 130), (2, 30, 500), (1, 700, 1000)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_results_and_gradients_on_a_gpu(dtype, sizes, dims, p, options):
+    check_results_and_gradients("cuda", dtype, sizes, dims, p, options)
+
+
+BIASES = {"alibi_slopes": 2.0**-torch.arange(1, HEADS + 1), "bias": torch.linspace(-3, 2, HEADS * 130).reshape(1, HEADS, 1, 130),
+          "bias_table": torch.sin(torch.arange(61.0))[None]}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 4.0}], ids=str)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("names", [("alibi_slopes",), ("bias",), ("bias_table",), tuple(BIASES)], ids=str)
+def test_with_biases_and_their_gradients(names, dims, options, device):
+    dtype, tolerance = precision(device)
+    sizes, p = (2, 100, 130), 0.3
+    leaves = [*make(dtype, *sizes, dims=dims, device=device), *(BIASES[name].to(device) for name in names)]
+    dout = torch.randn(2, 100, HEADS, dims[1], generator=torch.Generator().manual_seed(4)).to(device, dtype)
+
+    def run(call, kind):
+        inputs = [x.detach().to(kind or x.dtype).requires_grad_() for x in leaves]
+        out = call(*inputs[:3], dict(zip(names, inputs[3:])))
+        return out.detach(), *torch.autograd.grad(out, inputs, dout.to(out.dtype))
+    got = run(lambda q, k, v, added: flash3.attention(q, k, v, dropout_p=p, seed=9, **added, **options), None)
+    kept = keeps(sizes, p, seed=9)
+    wanted = run(lambda q, k, v, added: reference(q, k, v, kept, p, **added, **options)[0], torch.float64)
+    for name, x, y in zip(("out", "dq", "dk", "dv", *names), got, wanted, strict=True):
+        assert (x.double() - y).abs().max() <= tolerance * y.abs().max(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("names", [(), tuple(BIASES)], ids=str)
+def test_the_same_bits_each_time_on_a_gpu(dims, names):
+    q, k, v = make(torch.bfloat16, 3, 300, 130, dims=dims, device="cuda")
+    leaves = [x.requires_grad_() for x in (q, k, v, *(BIASES[name].to("cuda") for name in names))]
+
+    def run():
+        out = flash3.attention(q, k, v, dropout_p=0.3, seed=9, deterministic=True, **dict(zip(names, leaves[3:])))
+        return out, *torch.autograd.grad(out.float().square().sum(), leaves)
+    first = run()
+    for _ in range(5):
+        assert all(map(torch.equal, run(), first))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_without_autograd_and_of_the_sink(device):
+    dtype, tolerance = precision(device)
+    sizes, p, sink = (2, 70, 90), 0.4, torch.linspace(-1, 2, HEADS, device=device)
+    q, k, v = make(dtype, *sizes, device=device)
+    state = torch.tensor([-7, 2**40], device=device)
     out, lse = flash3.attention(q, k, v, sink=sink, dropout_p=p, dropout_state=state, return_lse=True)
-    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     got = flash3.attention_backward(dout, q, k, v, out, lse, sink=sink, dropout_p=p, dropout_state=state)
     inputs = [x.double().requires_grad_() for x in (q, k, v, sink)]
-    wanted, _ = reference(*inputs[:3], keeps(sizes, p, dropout_state=state), p, sink=inputs[3])
+    wanted, _ = reference(*inputs[:3], keeps(sizes, p, dropout_state=state.cpu()), p, sink=inputs[3])
     for x, y in zip(got, torch.autograd.grad(wanted, inputs, dout.double())):
-        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(x.double(), y, atol=2 * tolerance, rtol=2 * tolerance)
 
 
-def test_biases_have_gradients_beside_it():
-    sizes, p, chosen = (2, 70, 90), 0.4, {"seed": 5, "offset": 6}
-    q, k, v = make(torch.float32, *sizes)
-    bias = torch.randn(1, HEADS, *sizes[1:], generator=torch.Generator().manual_seed(4))
-    bias[:, :, :, ::7] = -math.inf
-    leaves = [x.requires_grad_() for x in (q, k, v, bias)]
-    out = flash3.attention(q, k, v, bias=bias, softcap=3.0, dropout_p=p, **chosen)
-    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
-    got = torch.autograd.grad(out, leaves, dout)
-    inputs = [x.detach().double().requires_grad_() for x in leaves]
-    wanted, _ = reference(*inputs[:3], keeps(sizes, p, **chosen), p, bias=inputs[3], softcap=3.0)
-    for x, y in zip((out, *got), (wanted, *torch.autograd.grad(wanted, inputs, dout.double()))):
-        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
-    torch.manual_seed(3)
-    drawn = flash3.attention(q, k, v, bias=bias, dropout_p=p)
-    torch.manual_seed(3)
-    by_sdpa = flash3.sdpa(*(x.transpose(1, 2) for x in (q, k, v)), bias, p, enable_gqa=True)
-    assert torch.equal(by_sdpa.transpose(1, 2), drawn)
-
-
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("form", ["packed", "used"])
-def test_sequences_have_masks_of_their_own(form):
+def test_sequences_have_masks_of_their_own(form, device):
+    dtype, tolerance = precision(device, 2e-2)
     p, chosen, lengths_q, lengths_k = 0.3, {"seed": 1, "offset": 2}, [30, 1, 64], [50, 200, 64]
-    parts = [make(torch.float32, 1, a, b, seed) for seed, (a, b) in enumerate(zip(lengths_q, lengths_k))]
+    parts = [make(dtype, 1, a, b, seed, device=device) for seed, (a, b) in enumerate(zip(lengths_q, lengths_k))]
     if form == "packed":
         q, k, v = (torch.cat([part[n][0] for part in parts]) for n in range(3))
-        cu_q, cu_k = (torch.tensor([0, *np.cumsum(n)], dtype=torch.int32) for n in (lengths_q, lengths_k))
+        cu_q, cu_k = (torch.tensor([0, *np.cumsum(n)], dtype=torch.int32, device=device) for n in (lengths_q, lengths_k))
         lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 64, "max_seqlen_k": 200}
     else:
-        q, k, v = (torch.zeros(3, 200, *part.shape[2:]) for part in parts[0])
+        q, k, v = (part.new_zeros(3, 200, *part.shape[2:]) for part in parts[0])
         for b, part in enumerate(parts):
             for whole, own in zip((q, k, v), part):
                 whole[b, :own.shape[1]] = own[0]
-        lengths = {"seqused_q": torch.tensor(lengths_q, dtype=torch.int32), "seqused_k": torch.tensor(lengths_k, dtype=torch.int32)}
+        lengths = {name: torch.tensor(n, dtype=torch.int32, device=device) for name, n in (("seqused_q", lengths_q), ("seqused_k", lengths_k))}
     for x in (q, k, v):
         x.requires_grad_()
     out = flash3.attention(q, k, v, causal=True, dropout_p=p, **chosen, **lengths)
@@ -141,34 +148,69 @@ def test_sequences_have_masks_of_their_own(form):
     for b, part in enumerate(parts):
         inputs = [x.double().requires_grad_() for x in part]
         wanted, _ = reference(*inputs, kept[b:b + 1, :, :lengths_q[b], :lengths_k[b]], p, causal=True)
-        torch.testing.assert_close(rows(out, b, lengths_q).double(), wanted[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(rows(out, b, lengths_q).double(), wanted[0], atol=tolerance, rtol=tolerance)
         for got, x, n in zip(grads, torch.autograd.grad(wanted.square().sum(), inputs), (lengths_q, lengths_k, lengths_k)):
-            torch.testing.assert_close(rows(got, b, n).double(), x[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(rows(got, b, n).double(), x[0], atol=10 * tolerance, rtol=10 * tolerance)
 
 
-def test_a_cache_counts_keys_as_its_mask_does():
-    p, (q, k, v) = 0.3, make(torch.float32, 2, 20, 100)
-    leftpad, used = torch.tensor([7, 0], dtype=torch.int32), torch.tensor([90, 55], dtype=torch.int32)
-    out = np.zeros((2, 20, HEADS, DIM_V), np.float32)
-    flash3.arrays.forward(q, k, v, out, causal=True, leftpad_k=leftpad, seqused_k=used, dropout_p=p, dropout_seed=4)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cache_counts_keys_as_its_mask_does(device):
+    dtype, tolerance = precision(device)
+    p, (q, k, v) = 0.3, make(dtype, 2, 20, 100, device=device)
+    leftpad, used = (torch.tensor(n, dtype=torch.int32, device=device) for n in ([7, 0], [90, 55]))
+    out, _ = flash3.arrays.forward(q, k, v, like=q, causal=True, leftpad_k=leftpad, seqused_k=used, dropout_p=p, dropout_seed=4)
     kept = keeps((2, 20, 100), p, seed=4)
     for b in range(2):
         n = (used - leftpad)[b].item()
         wanted, _ = reference(q[b:b + 1].double(), k[b:b + 1, leftpad[b]:used[b]].double(), v[b:b + 1, leftpad[b]:used[b]].double(),
                               kept[b:b + 1, :, :, :n], p, causal=True)
-        torch.testing.assert_close(torch.from_numpy(out[b]).double(), wanted[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(out[b].double(), wanted[0], atol=tolerance, rtol=tolerance)
 
 
-# What a call sees of its values: v is the identity, so that out holds the weights, 0 where they are dropped.
-def kept_by_attention(batch, seq_q, seq_k, p, heads=2, **options):
-    q, k = torch.zeros(batch, seq_q, heads, 8), torch.zeros(batch, seq_k, heads, 8)
-    v = torch.eye(seq_k)[None, :, None].expand(batch, -1, heads, -1)
-    return (flash3.attention(q, k, v, dropout_p=p, **options) != 0).transpose(1, 2).numpy()
+def identity(rows, first, dim, device, dtype):
+    """[1, rows, 1, dim]: row first + c is the unit vector c."""
+    made = torch.zeros(1, rows, 1, dim, device=device, dtype=dtype)
+    n = torch.arange(min(dim, rows - first), device=device)
+    made[0, first + n, 0, n] = 1
+    return made
+
+
+def kept_by_attention(batch, seq_q, seq_k, p, heads=2, dims=(8, 128), device="cpu", **options):
+    """What a call and its gradients keep, two of [batch, heads, seq_q, seq_k] bool: v, and then dout, are parts of the identity, so that
+    out and dv hold the weights, 0 where they are dropped."""
+    dtype, _ = precision(device)
+    q, k = (torch.zeros(batch, seq, heads, dims[0], device=device, dtype=dtype) for seq in (seq_q, seq_k))
+
+    def parts(rows):
+        for first in range(0, rows, dims[1]):
+            yield rows - first, identity(rows, first, dims[1], device, dtype).repeat(batch, 1, heads, 1)
+    columns = []
+    for n, v in parts(seq_k):
+        out, lse = flash3.attention(q, k, v, dropout_p=p, return_lse=True, **options)
+        columns.append((out != 0)[..., :n])
+    rows = [(flash3.attention_backward(dout, q, k, v, out, lse, dropout_p=p, **options)[2] != 0)[..., :n] for n, dout in parts(seq_q)]
+    return torch.cat(columns, -1).transpose(1, 2).cpu().numpy(), torch.cat(rows, -1).permute(0, 2, 3, 1).cpu().numpy()
 
 
 @pytest.mark.parametrize("sizes", list(itertools.product((1, 3), (1, 7, 8, 9, 16, 40, 257), (1, 15, 64, 65, 256))), ids=str)
 def test_a_call_keeps_what_the_mask_says(sizes):
-    assert (kept_by_attention(*sizes, 0.5, seed=9, offset=1) == flash3.dropout_mask(sizes[0], 2, *sizes[1:], 0.5, seed=9, offset=1)).all()
+    wanted = flash3.dropout_mask(sizes[0], 2, *sizes[1:], 0.5, seed=9, offset=1)
+    for kept in kept_by_attention(*sizes, 0.5, seed=9, offset=1):
+        assert (kept == wanted).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"causal": True}, {"mask": "dense"}], ids=str)  # all have kernels of their own
+@pytest.mark.parametrize("dims", [*DIMS, (192, 128)], ids=str)
+@pytest.mark.parametrize("sizes", [(3, 1, 1), (2, 9, 65), (2, 300, 700), (1, 700, 1000)], ids=str)
+def test_a_gpu_keeps_what_the_mask_says(sizes, dims, options):
+    wanted = torch.from_numpy(flash3.dropout_mask(sizes[0], 2, *sizes[1:], 0.5, seed=9, offset=1)).bool()
+    seen = visible(*sizes[1:], causal="causal" in options)
+    if "mask" in options:
+        seen = torch.rand(sizes[1:], generator=torch.Generator().manual_seed(2)) < 0.7
+        options = {"mask": masks.dense(seen.cuda()).make(*sizes[1:])}
+    for kept in kept_by_attention(*sizes, 0.5, dims=dims, device="cuda", seed=9, offset=1, **options):
+        assert (kept == (wanted & seen).numpy()).all()
 
 
 def test_the_mask_depends_on_no_tile_split_or_thread():
@@ -185,15 +227,17 @@ def test_the_mask_depends_on_no_tile_split_or_thread():
     assert (kept[:, :, 3:] == keeps((1, 6, 9000), p, **chosen)[:, :, 3:5]).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_no_dropout_has_the_bits_of_none(dtype):
-    q, k, v = (x.requires_grad_() for x in make(dtype, 2, 100, 90))
-    plain = flash3.attention(q, k, v)
-    for options in ({"dropout_p": 0.0}, {"dropout_p": 0, "seed": 5, "offset": 6}, {"dropout_state": torch.tensor([1, 2])},
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_no_dropout_has_the_bits_of_none(dtype, device):
+    q, k, v = (x.requires_grad_() for x in make(dtype or precision(device)[0], 2, 100, 90, device=device))
+    plain = flash3.attention(q, k, v, deterministic=True)
+    wanted = torch.autograd.grad(plain.sum(), (q, k, v))
+    for options in ({"dropout_p": 0.0}, {"dropout_p": 0, "seed": 5, "offset": 6}, {"dropout_state": torch.tensor([1, 2], device=device)},
                     {"dropout_p": 2.0**-18, "seed": 1}):
-        out = flash3.attention(q, k, v, **options)
+        out = flash3.attention(q, k, v, deterministic=True, **options)
         assert torch.equal(out, plain)
-        for x, y in zip(torch.autograd.grad(out.sum(), (q, k, v)), torch.autograd.grad(flash3.attention(q, k, v).sum(), (q, k, v))):
+        for x, y in zip(torch.autograd.grad(out.sum(), (q, k, v)), wanted):
             assert torch.equal(x, y)
 
 
@@ -209,98 +253,6 @@ def test_numpy_and_the_functions_of_c():
         np.testing.assert_allclose(x, y.numpy(), atol=1e-5, rtol=1e-5)
     assert "dropout: 19661 of 65536 weights, as the seed says" in flash3.explain(q, k, v, dropout_p=0.3, seed=7)
     assert flash3.supported(q, k, v, dropout_p=0.3, seed=7) and not flash3.supported(q, k, v, dropout_p=1.0, seed=7)
-
-
-# ---- seeds ----
-
-def test_torchs_generator_seeds_a_call():
-    q, k, v = (x.requires_grad_() for x in make(torch.float32, 1, 50, 60))
-
-    def run(seed):
-        torch.manual_seed(seed)
-        out = flash3.attention(q, k, v, dropout_p=0.5)
-        return out, *torch.autograd.grad(out.sum(), (q, k, v))
-    first, again, other = run(1), run(1), run(2)
-    assert all(torch.equal(x, y) for x, y in zip(first, again))
-    assert not torch.equal(first[0], other[0])
-    assert not torch.equal(flash3.attention(q, k, v, dropout_p=0.5), flash3.attention(q, k, v, dropout_p=0.5))
-    torch.manual_seed(1)
-    state = torch.randint(2**63 - 1, (2,))
-    assert torch.equal(first[0], flash3.attention(q, k, v, dropout_p=0.5, dropout_state=state))
-    seed, offset = state.tolist()
-    assert torch.equal(first[0], flash3.attention(q, k, v, dropout_p=0.5, seed=seed, offset=offset))
-
-
-def test_checkpointing_repeats_the_mask():
-    inputs = [x.requires_grad_() for x in make(torch.float32, 1, 50, 60)]
-    call = lambda q, k, v: flash3.attention(q, k, v, dropout_p=0.5).square().sum()  # noqa: E731
-    grads = []
-    for run in (call, lambda *x: torch.utils.checkpoint.checkpoint(call, *x, use_reentrant=False)):
-        torch.manual_seed(3)
-        grads.append(torch.autograd.grad(run(*inputs), inputs))
-    assert all(torch.equal(x, y) for x, y in zip(*grads))
-
-
-@pytest.mark.parametrize("options", [{}, {"seed": 5, "offset": 6}], ids=str)
-def test_compiled_as_one_graph(options):
-    q, k, v = (x.requires_grad_() for x in make(torch.float32, 1, 50, 60))
-    call = lambda q, k, v: flash3.attention(q, k, v, causal=True, dropout_p=0.25, **options)  # noqa: E731
-    results = []
-    for run in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
-        torch.manual_seed(4)
-        out = run(q, k, v)
-        results.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
-    assert all(torch.equal(x, y) for x, y in zip(*results))
-
-
-# ---- sdpa, and torch's own operators ----
-
-def sdpa_reference(q, k, v, state, p, **band):
-    kept = flash3.dropout_mask(q.shape[0], q.shape[1], q.shape[2], k.shape[2], p, dropout_state=state)
-    return reference(*(x.transpose(1, 2).double() for x in (q, k, v)), kept, p, **band)[0].transpose(1, 2)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_sdpa(is_causal):
-    q, k, v = (torch.randn(2, 3, 40, 16, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    for call in (lambda: flash3.sdpa(q, k, v, dropout_p=0.3, is_causal=is_causal),
-                 lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=is_causal)):
-        with flash3.sdpa_override():
-            torch.manual_seed(5)
-            out = call()
-        torch.manual_seed(5)
-        wanted = sdpa_reference(q, k, v, torch.randint(2**63 - 1, (2,)), 0.3, causal=is_causal)
-        torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_sdpa_in_a_layer_that_trains():
-    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.2, batch_first=True).train()
-    x = torch.randn(2, 30, 32, generator=torch.Generator().manual_seed(0))
-    with flash3.sdpa_override():
-        torch.manual_seed(6)
-        first = layer(x)
-        torch.manual_seed(6)
-        assert torch.equal(first, layer(x))
-        first.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
-
-
-def test_drop_in():
-    interface = pytest.importorskip("flash_attn_interface")
-    q, k, v = (x.requires_grad_() for x in make(torch.bfloat16, 1, 50, 60))
-    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (50, 60))
-    calls = (lambda: flash3.attention(q, k, v, causal=True, dropout_p=0.3), lambda: interface.flash_attn_func(q, k, v, causal=True, dropout_p=0.3),
-             lambda: interface.flash_attn_varlen_func(q[0], k[0], v[0], cu_q, cu_k, 50, 60, causal=True, dropout_p=0.3)[None])
-    results = []
-    for call in calls:
-        torch.manual_seed(9)
-        out = call()
-        results.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
-    for result in results[1:]:
-        assert all(torch.equal(x, y) for x, y in zip(result, results[0]))
-    with pytest.raises(NotImplementedError, match="dropout_p = 0.3"):
-        interface.flash_attn_varlen_func(q[0], k, v, cu_q, None, 50, 60, seqused_k=torch.tensor([60], dtype=torch.int32),
-                                         page_table=torch.zeros(1, 1, dtype=torch.int32), dropout_p=0.3)
 
 
 # ---- errors ----

@@ -10,13 +10,9 @@ import torch
 
 import flash3
 from conftest import DLPackOnly
+from dropout_cases import share
 
 SIZES = (2, 3, 20, 30)
-
-
-def share(p):
-    """The part of the weights that is dropped: p as the library rounds it."""
-    return min(round(p * 65536), 65535) / 65536
 
 
 def chi_square(counts, expected):

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cases/cache_tensors.hpp"
 #include "cases/internals.hpp"
 #include "cases/sequences.hpp"
 
@@ -130,6 +131,25 @@ bool goes_with(const Case& c, const ParamField& tensor) {
     if (other && other->kind == FieldKind::kTensor && other->tensor(&p)->ndim > 0) return false;
   }
   return true;
+}
+
+bool takes_added_tensors(flash3_backend backend, const Case& c) {
+  if (backend == FLASH3_BACKEND_CPU) return true;
+  bool takes = true, is_biased = c.dropout > 0;
+  AddedOptions::visit(c.added, [&](const ParamField& field, int64_t value) {
+    if (value == 0) return;
+    if (field.is_cpu_alone) takes = false;
+    if (field.name != "max_logits") is_biased = true;
+  });
+  // No kernel of FP8 adds to scores, nor one of latent attention.
+  const bool has_fp8_keys = c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3;
+  if (!is_biased || !takes) return takes;
+  if (has_fp8_keys || c.latent || c.qv) return false;
+  // Nor do those that read caches in any layout: the library says which others there are.
+  if (!c.has_cache() || flash3_backend_available(backend) != FLASH3_OK) return true;
+  flash3_forward_params question = make_cache_question(c);
+  question.backend = backend;
+  return flash3_forward_supported(&question) != FLASH3_UNSUPPORTED;
 }
 
 }  // namespace flash3::cases

@@ -11,14 +11,8 @@ namespace flash3::cases {
 // weight of 0 times an infinity is NaN, and which weights are 0 depends on the precision.
 bool goes_with(const Case& c, const ParamField& tensor);
 
-// Whether kernels of the backend take the tensors that the case has.
-inline bool takes_added_tensors(flash3_backend backend, const Case& c) {
-  bool takes = true;
-  AddedOptions::visit(c.added, [&](const ParamField& field, int64_t value) {
-    if (value != 0 && field.is_cpu_alone && backend != FLASH3_BACKEND_CPU) takes = false;
-  });
-  return takes;
-}
+// Whether kernels of the backend take the tensors that the case has, and its dropout.
+bool takes_added_tensors(flash3_backend backend, const Case& c);
 
 // One of them as the case gives it, without data, or the gradient of one; all zero: the case has
 // none. Those of rows lie as lse does, and so do those of pairs. Without a dtype of its own alone

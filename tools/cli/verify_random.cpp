@@ -35,13 +35,6 @@ bool is_wanted(const VerifyOptions& options, const Case& c) {
 
 bool takes(flash3_backend backend, const Case& c) {
   const bool has_fp8_keys = c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3;
-  // No kernel of FP8 adds to scores, none of latent attention, and none of those that read any
-  // layout of a cache.
-  const bool is_biased = c.added["alibi_slopes"] != 0 || c.added["bias"] != 0 ||
-                         c.added["bias_table"] != 0 || c.dropout > 0;
-  if (backend == FLASH3_BACKEND_HOPPER && is_biased &&
-      (has_fp8_keys || c.has_cache() || c.latent || c.qv))
-    return false;
   if (backend == FLASH3_BACKEND_HOPPER && has_fp8_keys &&
       (c.added["max_logits"] != 0 || (c.mask.given() && (c.softcap > 0 || c.kv8))))
     return false;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/arithmetic.hpp"
+#include "core/message.hpp"
 #include "cuda/device/score/softcap.hpp"
 #include "cuda/host/cuda_status.hpp"
 #include "cuda/host/element_type.hpp"
@@ -107,16 +108,33 @@ void prepare_distances(const BackwardProblem& problem, const BiasGradientPlan& p
   launches->add(runtime_launch<launch_distance_gradients>("launching gradients by distance", to));
 }
 
+// Blocks, which are counted in 32 bits, and along the second axis of a grid in 16.
+Status check_counts(const BackwardProblem& problem, const BiasGradientKernel& kernel) {
+  constexpr Index kMostBlocks = kMostCounted, kMostBatches = 65535;
+  const BiasView& pairs = problem.dbias;
+  const Index tiles = ceil_div(pairs.keys, Index{kernel.tile_n}) *
+                      (ceil_div(pairs.rows, Index{kernel.tile_m}) + problem.batch);
+  if (pairs.given && tiles * std::max<Index>(pairs.heads * pairs.batch, 1) > kMostBlocks)
+    return unsupported(
+        message("dbias has ", pairs.batch, " * ", pairs.heads, " * ", pairs.rows, " * ", pairs.keys,
+                " elements but the hopper backend counts tiles of it up to ", kMostBlocks));
+  if (problem.dalibi_slopes.of_batch && problem.batch > kMostBatches)
+    return unsupported(message("dalibi_slopes is of ", problem.batch,
+                               " sequences but the hopper backend takes up to ", kMostBatches));
+  return {};
+}
+
 }  // namespace
 
-void plan(const BackwardProblem& problem, size_t* workspace, BiasGradientPlan* plan) {
+Status plan(const BackwardProblem& problem, size_t* workspace, BiasGradientPlan* plan) {
   plan->pairs = problem.dbias.given;
   plan->by_distance = problem.dbias_table.given || problem.dalibi_slopes.given;
   const int widest = std::max(problem.head_dim, problem.head_dim_v);
   plan->dim = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
   const BiasGradientKernel kernel = kernel_of(problem, plan->dim, plan->by_distance);
   plan->m_tiles = int(ceil_div(problem.seq_q, Index{kernel.tile_m}));
-  if (!plan->by_distance) return;
+  FLASH3_CHECK(check_counts(problem, kernel));
+  if (!plan->by_distance) return {};
   const int n_tiles = int(ceil_div(problem.seq_k, Index{kernel.tile_n})),
             ratio = kernel.tile_m / kernel.tile_n;
   DiagonalSums& sums = plan->diagonals;
@@ -128,6 +146,7 @@ void plan(const BackwardProblem& problem, size_t* workspace, BiasGradientPlan* p
       reserve_workspace(size_t(sums.sequences) * size_t(problem.heads_q) * size_t(sums.diagonals) *
                             DiagonalSums::kWindow * sizeof(float),
                         workspace);
+  return {};
 }
 
 Status prepare(const BackwardProblem& problem, const BiasGradientPlan& plan,

@@ -19,7 +19,7 @@ struct BiasGradientPlan {
   size_t sums_offset = 0;
 };
 
-void plan(const BackwardProblem& problem, size_t* workspace, BiasGradientPlan* plan);
+Status plan(const BackwardProblem& problem, size_t* workspace, BiasGradientPlan* plan);
 
 // What the main kernel and this step share.
 struct BackwardInputs {

@@ -108,10 +108,10 @@ cudaError_t launch_clear_pairs(const PairGradient& pairs, cudaStream_t stream) {
 }
 
 cudaError_t launch_distance_gradients(const DistanceGradients& params, cudaStream_t stream) {
-  if (params.table != nullptr)
+  if (params.table != nullptr && params.table_heads > 0)
     table_gradient_kernel<<<dim3(unsigned(2 * params.reach + 1), unsigned(params.table_heads)),
                             kThreads, 0, stream>>>(params);
-  if (params.slopes != nullptr)
+  if (params.slopes != nullptr && params.heads_q > 0 && params.slopes_batches > 0)
     slopes_gradient_kernel<<<dim3(unsigned(params.heads_q), unsigned(params.slopes_batches)),
                              kThreads, 0, stream>>>(params);
   return cudaPeekAtLastError();

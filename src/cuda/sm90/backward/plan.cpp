@@ -198,8 +198,7 @@ Status plan(const BackwardProblem& problem, const Device& device, size_t* worksp
     plan->first_tile_offset = reserve(workspace, problem.batch + 1, sizeof(int));
   }
   plan_order(problem, device, counts, workspace, plan);
-  sm90::plan(problem, workspace, &plan->bias);
-  return {};
+  return sm90::plan(problem, workspace, &plan->bias);
 }
 
 KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& plan) {

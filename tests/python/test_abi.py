@@ -18,7 +18,8 @@ import check_abi  # noqa: E402
 STRUCTS = {"flash3_tensor": _library.Tensor, "flash3_forward_params": _library.ForwardParams,
            "flash3_backward_params": _library.BackwardParams, "flash3_quantize_params": _library.QuantizeParams,
            "flash3_merge_params": _library.MergeParams, "flash3_schedule": _library.Schedule,
-           "flash3_mask_params": _fields.MaskParams, "flash3_mask": _fields.Mask}
+           "flash3_mask_params": _fields.MaskParams, "flash3_mask": _fields.Mask,
+           "flash3_dropout_mask_params": _library.DropoutMaskParams}
 SCALARS = {"float": ctypes.c_float, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
            "size_t": ctypes.c_size_t}
 

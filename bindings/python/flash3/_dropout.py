@@ -5,7 +5,6 @@ import ctypes
 
 from . import _library as _c
 from ._options import int32_of, number_of, seed_of
-from ._fields import Tensor
 
 _RULE = "seed and offset, or dropout_state, choose the weights that are dropped"
 
@@ -38,13 +37,6 @@ def with_state(options, draw=None):
     if draw is None:
         raise ValueError(f"dropout_p = {p} but neither seed nor dropout_state is given; {_RULE}")
     return {**options, "dropout_state": draw()}
-
-
-class _MaskParams(ctypes.Structure):
-    """flash3_dropout_mask_params."""
-    _fields_ = [("struct_size", ctypes.c_size_t), ("kept", Tensor), ("dropout_p", ctypes.c_float), ("dropout_seed", ctypes.c_uint64),
-                ("dropout_offset", ctypes.c_uint64), ("dropout_state", Tensor), ("backend", ctypes.c_int32),
-                ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p)]
 
 
 def _torchs_device(*tensors):
@@ -98,9 +90,9 @@ def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, 
     if kept is None:
         import numpy
         kept = numpy.empty(sizes, numpy.uint8)
-    params = _MaskParams(struct_size=ctypes.sizeof(_MaskParams), dropout_p=number_of("dropout_p", dropout_p),
-                         dropout_seed=0 if seed is None else seed_of("seed", seed), dropout_offset=seed_of("offset", offset),
-                         num_threads=int32_of("num_threads", num_threads))
+    params = _c.DropoutMaskParams(struct_size=ctypes.sizeof(_c.DropoutMaskParams), dropout_p=number_of("dropout_p", dropout_p),
+                                  dropout_seed=0 if seed is None else seed_of("seed", seed), dropout_offset=seed_of("offset", offset),
+                                  num_threads=int32_of("num_threads", num_threads))
     with _on_stream(stream, _torchs_device(kept, dropout_state)) as params.stream:
         described = {"kept": describe("kept", kept, writable=True, stream=params.stream)}
         if tuple(described["kept"].shape) != sizes:

@@ -20,6 +20,13 @@ MASK_ALL_SEEN = -1  # in place of the number of a block of bits
 MASK_LENGTHS = {"cu_seqlens_q": 1, "cu_seqlens_k": 2, "seqused_q": 4, "seqused_k": 8}  # what the lengths of a mask are the sum of
 
 
+class DropoutMaskParams(ctypes.Structure):
+    """flash3_dropout_mask_params."""
+    _fields_ = [("struct_size", ctypes.c_size_t), ("kept", Tensor), ("dropout_p", ctypes.c_float), ("dropout_seed", ctypes.c_uint64),
+                ("dropout_offset", ctypes.c_uint64), ("dropout_state", Tensor), ("backend", ctypes.c_int32),
+                ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p)]
+
+
 def _load():
     lib = ctypes.CDLL(str(FOLDER / f"lib{NAME}.so"))
     text = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
@@ -43,7 +50,7 @@ def _load():
     lib.flash3_backend_available.argtypes = [ctypes.c_int32]
     lib.flash3_backend_describe.argtypes = [ctypes.c_int32, *text]
     lib.flash3_backend_head_dims.argtypes = [ctypes.c_int32, ctypes.c_int32, *[ctypes.POINTER(ctypes.c_int32)] * 2]
-    lib.flash3_dropout_mask.argtypes = [ctypes.c_void_p]
+    lib.flash3_dropout_mask.argtypes = [ctypes.POINTER(DropoutMaskParams)]
     for function in (lib.flash3_last_error, lib.flash3_version):
         function.argtypes, function.restype = [], ctypes.c_char_p
     return lib

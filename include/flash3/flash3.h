@@ -403,10 +403,10 @@ typedef struct flash3_backward_params {
   /** Written: [heads_q] or [batch, heads_q] float32: the gradient of alibi_slopes. The shape of
    * alibi_slopes, which must be given. All zero: not wanted. */
   flash3_tensor dalibi_slopes;
-  float dropout_p; /**< as in flash3_forward_params, to dropout_state */
-  uint64_t dropout_seed;
-  uint64_t dropout_offset;
-  flash3_tensor dropout_state;
+  float dropout_p;             /**< as in flash3_forward_params, to dropout_state */
+  uint64_t dropout_seed;       /**< likewise */
+  uint64_t dropout_offset;     /**< likewise */
+  flash3_tensor dropout_state; /**< likewise */
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

@@ -72,7 +72,7 @@ FLASH3_HOST_DEVICE constexpr unsigned dropout_bits(const PhiloxWords& words, int
 // A pair is dropped if its 16 bits are below this number: p to the nearest multiple of 2^-16, but
 // below 1. p: in [0, 1).
 FLASH3_HOST_DEVICE constexpr unsigned dropout_threshold(double p) {
-  const unsigned nearest = unsigned(p * 65536 + 0.5);
+  const unsigned nearest = unsigned(p * 65536 + 0.5);  // NOLINT: p is not negative
   return nearest < 65536 ? nearest : 65535;
 }
 // What kept weights are multiplied by, so that the expectation stays.

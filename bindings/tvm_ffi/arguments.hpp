@@ -122,6 +122,7 @@ inline flash3_dtype dtype_of(const Argument& a, const DLDataType& t) {
   if (is(kDLBfloat, 16)) return FLASH3_BFLOAT16;
   if (is(kDLFloat, 32)) return FLASH3_FLOAT32;
   if (is(kDLInt, 32)) return FLASH3_INT32;
+  if (a.field->dtype == FLASH3_INT64 && is(kDLInt, 64)) return FLASH3_INT64;
   // Codes of FP8 are bytes to those who do not know it, as numpy.
   if (is(kDLFloat8_e4m3fn, 8) || is(kDLUInt, 8)) return FLASH3_FLOAT8_E4M3;
   refuse_dtype(a, t, "one of float16, bfloat16, float32, int32, float8_e4m3fn, uint8");

@@ -12,6 +12,7 @@
 #include "core/message.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/tile_table.hpp"
+#include "cuda/sm90/host/kernel_kind.hpp"
 #include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -37,10 +38,12 @@ TEST(BackwardKernels, HaveNamesOfTheirOwnThatTellTheirRow) {
     const BackwardConfig& c = kernel.config;
     expect_part(kernel.id, kernel.element == Element::kFloat16 ? "bwd_fp16_d" : "bwd_bf16_d");
     expect_part(kernel.id, message("_d", c.head_dim));
-    expect_part(kernel.id, c.score == ScoreKind::kSoftcap ? "_softcap_"
-                           : c.lists                      ? "_lists_"
-                           : c.band                       ? "_band_"
-                                                          : "_full_");
+    const std::string kind = c.score == ScoreKind::kSoftcap ? "_softcap"
+                             : c.terms != BiasTerms::kNone  ? suffix_of(c.terms)
+                             : c.lists                      ? "_lists"
+                             : c.band                       ? "_band"
+                                                            : "_full";
+    expect_part(kernel.id, kind + "_");
     EXPECT_EQ(kernel.id.find("_lists_") != std::string::npos, c.lists) << kernel.id;
     expect_part(kernel.id, message("_", c.tile_m, "x", c.tile_n));
   }
@@ -56,8 +59,8 @@ TEST(BackwardPlan, TakesTheNarrowestKernelThatHoldsTheHeadDims) {
             backward_problem_of(message("bf16/b1/q300/k300/h2/d", dim, "x", dim_v, "/", mask));
         const BackwardConfig* narrowest = nullptr;
         for (const BackwardConfig& c : kBackwardConfigs)
-          if (c.score == ScoreKind::kPlain && !c.lists && c.head_dim >= dim &&
-              c.head_dim_v >= dim_v && c.band == (mask[0] == 'c') &&
+          if (c.score == ScoreKind::kPlain && c.terms == BiasTerms::kNone && !c.lists &&
+              c.head_dim >= dim && c.head_dim_v >= dim_v && c.band == (mask[0] == 'c') &&
               (!narrowest || cost(c) < cost(*narrowest)))
             narrowest = &c;
         if (!narrowest) {

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "cases/table.hpp"
+#include "parsed.hpp"
 #include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -371,6 +372,15 @@ TEST(Plan, TheCaseTableReachesEveryKernel) {
        cases::mask_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER), false))
     table.push_back(c);
   for (const cases::Case& c : cases::fp8_mask_case_table()) table.push_back(c);
+  for (const std::string dtype : {"fp16", "bf16"})
+    for (const std::string dim : {"d64", "d128", "d256"})
+      for (const std::string keys :
+           {"k640/h2/" + dim + "/causal", "k9000/h2/" + dim + "/causal/usedk/paged128",
+            "k640/h2/" + dim + "/full/mask:documents"})
+        for (const std::string biases : {"alibi_slopes=heads", "bias_table=hd", "bias=hqk",
+                                         "dropout0.1", "alibi_slopes=heads/bias_table=hd"})
+          for (const std::string queries : {"q640/", "q20/"})
+            table.push_back(parsed(dtype + "/b1/" + queries + keys + "/" + biases));
   for (const cases::Case& c : table) {
     const auto params = cases::make_question(c);
     ForwardProblem problem;

@@ -105,7 +105,8 @@ TEST(KeyParts, SplitKernelsHaveTheTilesOfOthers) {
     const auto is_whole = [&](const ForwardKernel& other) {
       const ForwardConfig& o = other.config;
       return other.element == kernel.element && o.operands == c.operands && o.score == c.score &&
-             o.head_dim == c.head_dim && o.head_dim_v == c.head_dim_v && o.paged && !o.split;
+             o.terms == c.terms && o.head_dim == c.head_dim && o.head_dim_v == c.head_dim_v &&
+             o.paged && !o.split;
     };
     const auto whole = std::ranges::find_if(forward_kernels(), is_whole);
     ASSERT_NE(whole, forward_kernels().end()) << kernel.id;
@@ -119,7 +120,7 @@ TEST(KeyParts, SplitKernelsHaveTheTilesOfOthers) {
           << kernel.id;
     }
   }
-  EXPECT_EQ(split, 2 * 7 + 4 + 2 * 4);
+  EXPECT_EQ(split, 2 * 10 + 4 + 2 * 4);
 }
 
 TEST(KeyParts, FollowFromQueriesHeadsAndKeysAlone) {

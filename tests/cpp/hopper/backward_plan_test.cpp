@@ -246,6 +246,13 @@ TEST(BackwardPlan, TheCaseTableReachesEveryKernel) {
   auto table = cases::backward_case_table(cases::Level::kQuick, dtypes);
   for (const cases::Case& c : cases::mask_case_table(cases::Level::kQuick, dtypes, true))
     table.push_back(c);
+  for (const std::string dtype : {"fp16", "bf16"})
+    for (const std::string dim : {"d64", "d128", "d256"})
+      for (const std::string mask : {"causal", "full/mask:documents"})
+        for (const std::string biases : {"alibi_slopes=heads", "bias_table=hd", "bias=hqk",
+                                         "dropout0.1", "alibi_slopes=heads/bias_table=hd"})
+          table.push_back(cases::parsed(dtype + "/b1/q640/k640/h2/" + dim + "/" + mask + "/" +
+                                        biases + "/bwd"));
   for (const cases::Case& c : table) {
     const auto params = cases::make_backward_question(c);
     BackwardProblem problem;

@@ -79,22 +79,24 @@ def assert_close(got, exact_value, naive_value, what="out", relative=0.0, slack=
     assert (error <= allowed).all(), f"{what}: error {error.flatten()[worst]:.3e}, allowed {allowed.flatten()[worst]:.3e}"
 
 
-def slack_of_dq(k, v, out, dout, rounding, *, dlse=None, softmax_scale=None, largest_weight=1.0):
-    """[batch, seq_q, heads_q], for assert_close: the error of each row of dq that comes of scores, each wrong by rounding / 2 at
-    most, and of D = sum(dout * out), of which out is rounded. The naive gradients know neither: they round no score that is a
-    bias alone, and the dS of a row that sees one key is exactly 0.
+def slacks_of_scores(reference, q, k, v, out, dout, rounding, *, dlse=None, softmax_scale=None, largest_weight=1.0):
+    """{"dq", "dk"}: slack for assert_close of gradients of which the naive ones round less: no score that is a bias alone, and
+    the dS of a row of one weight, which is exactly 0 there. reference(q, k, v): the exact out, with all weights kept.
 
-    dS = P (dP - D + dlse). Weights are wrong by the factor 1 + rounding, hence D by rounding * max|dP|, and dS by no more than
-    P * 4 rounding (max|dP| + |dlse|) + P * u sum|dout * out|. dq = softmax_scale * dS k, and a row of P sums up to 1."""
-    groups = out.shape[2] // k.shape[2]
+    dS = P (dP - D + dlse), where D = sum(dout * out). A score is wrong by rounding / 2, hence a weight by the factor 1 + rounding
+    and D by rounding * max|dP|; out is rounded. So |dS| errs by no more than P * wrong, wrong = 4 rounding (max|dP| + |dlse|) +
+    u sum|dout * out|. dq = softmax_scale * dS k, where a row of P sums up to 1 at most; dk = softmax_scale * dS' q."""
+    groups, roundoff = out.shape[2] // k.shape[2], UNIT_ROUNDOFF[out.dtype]
     scale = 1 / math.sqrt(k.shape[-1]) if softmax_scale is None else softmax_scale
-    roundoff = UNIT_ROUNDOFF[out.dtype]
-    k, v, out, dout = (x.detach().double() for x in (k, v, out, dout))
-    products = torch.einsum("bihd,bjhd->bihj", dout, v.repeat_interleave(groups, 2)).abs().amax(-1) * largest_weight
+    q, k, v, out, dout = (x.detach().double() for x in (q, k, v, out, dout))
+    largest_dp = torch.einsum("bihd,bjhd->bihj", dout, v.repeat_interleave(groups, 2)).abs().amax(-1) * largest_weight
     if dlse is not None:
-        products = products + dlse.detach().double().abs().transpose(1, 2)
-    wrong = 4 * rounding * products + roundoff * (dout * out).abs().sum(-1)
-    return scale * wrong * k.abs().amax((1, 3)).repeat_interleave(groups, 1)[:, None]
+        largest_dp = largest_dp + dlse.detach().double().abs().transpose(1, 2)
+    wrong = scale * (4 * rounding * largest_dp + roundoff * (dout * out).abs().sum(-1))  # [batch, seq_q, heads_q]
+    of_each_key = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)[None, :, None].expand(*k.shape[:3], -1)
+    p = reference(q, k, of_each_key)  # [batch, seq_q, heads_q, seq_k]
+    dk = torch.einsum("bihj,bih->bjh", p, wrong * q.abs().amax(-1))
+    return {"dq": wrong * k.abs().amax((1, 3)).repeat_interleave(groups, 1)[:, None], "dk": dk.unflatten(2, (-1, groups)).sum(-1)}
 
 
 # What tests of masks compare with: booleans pair by pair.

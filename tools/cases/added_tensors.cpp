@@ -145,8 +145,11 @@ bool takes_added_tensors(flash3_backend backend, const Case& c) {
   const bool has_fp8_keys = c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3;
   if (!is_biased || !takes) return takes;
   if (has_fp8_keys || c.latent || c.qv) return false;
-  // Nor do those that read caches in any layout: the library says which others there are.
-  if (!c.has_cache() || flash3_backend_available(backend) != FLASH3_OK) return true;
+  // Nor do those that read caches in any layout: the library says which others there are. Where a
+  // base address is odd, a question, which has no addresses, cannot tell.
+  if (!c.has_cache()) return true;
+  if (c.layout == Layout::kOdd) return false;
+  if (flash3_backend_available(backend) != FLASH3_OK) return true;
   flash3_forward_params question = make_cache_question(c);
   question.backend = backend;
   return flash3_forward_supported(&question) != FLASH3_UNSUPPORTED;

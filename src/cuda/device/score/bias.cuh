@@ -70,19 +70,18 @@ FLASH3_HOST_DEVICE constexpr int most_offset() {
 
 // ---- slopes ----
 
-// What slopes add to a tile whose seen keys lie on one side of the diagonal, where it is linear.
+// What slopes add to a tile on one side of the diagonal, where it is linear in the distance.
 struct SlopeOfTile {
   float first, step;  // at the view's first element, and from a key to the next
   bool linear;
 
-  // distance: of the view's first element. By whole warps.
+  // distance: of the view's first element. By whole warps. A tile near the diagonal is not taken: an
+  // element's distance would be the difference of larger ones, with their rounding.
   template <ScoreView View>
-  static __device__ __forceinline__ SlopeOfTile of(float slope, int distance, bool no_later_keys) {
-    bool before = no_later_keys, after = false;
-    if (!no_later_keys) {
-      before = __all_sync(~0u, distance + most_offset<View>() <= 0);
-      after = !before && __all_sync(~0u, distance + least_offset<View>() >= 0);
-    }
+  static __device__ __forceinline__ SlopeOfTile of(float slope, int distance) {
+    constexpr int kSpan = most_offset<View>() - least_offset<View>();
+    const bool before = __all_sync(~0u, distance + most_offset<View>() <= -kSpan);
+    const bool after = !before && __all_sync(~0u, distance + least_offset<View>() >= kSpan);
     const float step = after ? -slope : slope;
     return {float(distance) * step, step, before || after};
   }

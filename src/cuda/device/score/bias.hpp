@@ -25,8 +25,7 @@ struct ScoreBias {
   long long pairs_batch, pairs_head, pairs_row, pairs_key;
   bool in_twos;  // 16 bits: keys 2i and 2i + 1 of any row lie in four aligned bytes
 
-  bool capped;         // by the kernel's softcap before
-  bool no_later_keys;  // the mask hides all keys after i'
+  bool capped;  // by the kernel's softcap before
 };
 
 // See core/dropout.hpp.

@@ -49,7 +49,7 @@ struct Probabilities<Traits, BiasTerms::kSlopes> : PlainProbabilities<Traits> {
                                         uint32_t (&)[N / 2]) const {
     const HeadBias of = head_bias(this->params, work, head);
     const int distance = of.distance(of_sequence<Traits>(work, view));
-    const auto of_tile = SlopeOfTile::of<View>(slope, distance, of.params.bias.no_later_keys);
+    const auto of_tile = SlopeOfTile::of<View>(slope, distance);
     if (of_tile.linear)
       of_tile.template add<View>(r_s);
     else

@@ -34,7 +34,6 @@ inline BiasParams bias_params(const Problem& p, BiasTerms terms, float scale_log
                  even(p.bias.keys) && even(p.bias.stride_row) && even(p.bias.stride_head) &&
                  even(p.bias.stride_batch) && reinterpret_cast<uintptr_t>(p.bias.data) % 4 == 0;
   bias.capped = p.softcap > 0.f;
-  bias.no_later_keys = p.mask_rule.window_right == 0;
   DroppedWeights& dropped = params.dropped;
   dropped.threshold = p.dropout.threshold;
   dropped.scale = p.dropout.scale();

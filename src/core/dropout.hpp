@@ -26,11 +26,23 @@ struct PhiloxKey {
   unsigned low, high;
 };
 
+FLASH3_HOST_DEVICE constexpr unsigned long long wide_product(unsigned a, unsigned b) {
+#if defined(__CUDA_ARCH__)
+  // Of a product of zero-extended numbers the compiler adds upper halves of 0.
+  unsigned long long product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return static_cast<unsigned long long>(a) * b;
+#endif
+}
+
 FLASH3_HOST_DEVICE constexpr PhiloxWords philox(const PhiloxWords& counter, PhiloxKey key) {
   constexpr int kRounds = 7;
   unsigned a = counter.word[0], b = counter.word[1], c = counter.word[2], d = counter.word[3];
   for (int round = 0; round < kRounds; ++round) {
-    const unsigned long long first = 0xD2511F53ull * a, second = 0xCD9E8D57ull * c;
+    const unsigned long long first = wide_product(a, 0xD2511F53u),
+                             second = wide_product(c, 0xCD9E8D57u);
     a = unsigned(second >> 32) ^ b ^ key.low;
     c = unsigned(first >> 32) ^ d ^ key.high;
     b = unsigned(second);
@@ -50,11 +62,14 @@ FLASH3_HOST_DEVICE constexpr PhiloxKey dropout_key(unsigned long long seed,
 
 // The group of a pair, and the pair's place in it: bits 16·(place % 2) and up of word place / 2.
 struct DropoutGroup {
+  // From sixteen keys, or queries, to the next.
+  static constexpr unsigned kOfKeys = 4, kOfQueries = 8;
+
   unsigned keys, queries;
 
   FLASH3_HOST_DEVICE static constexpr DropoutGroup of(int query, int key) {
-    return {unsigned(key) / 16 * 4 + unsigned(key) % 8 / 2,
-            unsigned(query) / 16 * 8 + unsigned(query) % 8};
+    return {unsigned(key) / 16 * kOfKeys + unsigned(key) % 8 / 2,
+            unsigned(query) / 16 * kOfQueries + unsigned(query) % 8};
   }
   FLASH3_HOST_DEVICE static constexpr int place(int query, int key) {
     return query / 8 % 2 * 4 + key / 8 % 2 * 2 + key % 2;

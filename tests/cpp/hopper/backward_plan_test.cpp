@@ -267,5 +267,45 @@ TEST(BackwardPlan, TheCaseTableReachesEveryKernel) {
   EXPECT_EQ(by_tma.size(), 2u);
 }
 
+// A bias and its gradient of 16 bits: [batch, heads, rows, keys], contiguous.
+BackwardProblem biased_problem(const std::string& id, int64_t heads) {
+  BackwardProblem problem = backward_problem_of(id);
+  BiasView& bias = problem.bias;
+  bias.given = true;
+  bias.dtype = FLASH3_BFLOAT16;
+  bias.batch = problem.batch, bias.heads = heads;
+  bias.rows = problem.seq_q, bias.keys = problem.seq_k;
+  bias.stride_key = 1, bias.stride_row = bias.keys;
+  bias.stride_head = heads == 1 ? 0 : bias.rows * bias.keys;
+  bias.stride_batch = heads * bias.rows * bias.keys;
+  problem.dbias = bias;
+  problem.dbias.sums_heads = heads == 1 && problem.heads_q > 1;
+  return problem;
+}
+
+TEST(BackwardPlan, StoresTheGradientOfABiasOfEachPairAsItStands) {
+  const auto planned = [](const BackwardProblem& problem) {
+    PlannedBackward plan;
+    EXPECT_TRUE(cuda::sm90::plan(problem, kDevice, &plan).ok());
+    EXPECT_NE(plan.stores_dbias, plan.bias.pairs) << "one of the two writes dbias";
+    return plan.stores_dbias;
+  };
+  const std::string id = "bf16/b2/q300/k320/h4/d64/full";
+  EXPECT_TRUE(planned(biased_problem(id, 4)));
+  EXPECT_TRUE(planned(biased_problem("bf16/b2/q300/k320/h4/d128/causal", 4)));
+  EXPECT_FALSE(planned(biased_problem(id, 1))) << "a sum over heads";
+  EXPECT_FALSE(planned(biased_problem("bf16/b2/q300/k321/h4/d64/full", 4))) << "rows of odd sizes";
+  EXPECT_FALSE(planned(biased_problem("bf16/b2/q300/k320/h4/d256/full", 4))) << "takes any term";
+  EXPECT_FALSE(planned(biased_problem("fp16/b2/q300/k320/h4/d64/full", 4))) << "dS is of float16";
+  BackwardProblem with_float32 = biased_problem(id, 4), capped = with_float32, dropped = capped;
+  with_float32.dbias.dtype = FLASH3_FLOAT32;
+  EXPECT_FALSE(planned(with_float32));
+  capped.softcap = 30.f;
+  EXPECT_FALSE(planned(capped)) << "dS is the cap's, too";
+  dropped.dropout.threshold = 1000;
+  EXPECT_FALSE(planned(dropped)) << "another kernel";
+  EXPECT_FALSE(planned(biased_problem("bf16/b2/q300/k320/h4/d64/full/usedq", 4))) << "ragged";
+}
+
 }  // namespace
 }  // namespace flash3::cuda::sm90

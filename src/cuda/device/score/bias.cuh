@@ -194,57 +194,6 @@ __device__ __forceinline__ float element_of(uint16_t bits, bool bfloat) {
   return bfloat ? bfloat16_to_float(bits) : float16_to_float(bits);
 }
 
-// Two neighbouring keys' in each word, of 16 bits, for a view whose keys lie in pairs: they come
-// while the scores are under way. Those that do not exist are some of another: they are masked, or
-// their rows are nobody's.
-template <ScoreView View>
-struct PairsOfTile {
-  static constexpr int kWords = View::kKeys / 2;
-  uint32_t words[View::kRows][kWords];
-
-  __device__ __forceinline__ void load(const HeadBias& head, const View& view) {
-    const ScoreBias& bias = head.params.bias;
-    const ListedSequence& s = head.sequence;
-    const long long first =
-        s.batch * bias.pairs_batch + head.head * bias.pairs_head + s.q_first * bias.pairs_row;
-    const int last = (s.k_length - 1) & ~1;
-    const bool inside = __all_sync(~0u, view.key(0) + View::key_offset(View::kKeys - 2) <= last);
-#pragma unroll
-    for (int r = 0; r < View::kRows; ++r) {
-      const int query = min(view.row(0) + View::row_offset(r), s.q_length - 1);
-      const auto* const row =
-          static_cast<const uint16_t*>(bias.pairs) + first + query * bias.pairs_row;
-      const auto load = [&](int key) {
-        return __ldg(reinterpret_cast<const uint32_t*>(row + key));
-      };
-      if (inside) {
-        const auto* const own = reinterpret_cast<const uint32_t*>(row + view.key(0));
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) words[r][i] = __ldg(own + View::key_offset(2 * i) / 2);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kWords; ++i)
-          words[r][i] = load(min(view.key(0) + View::key_offset(2 * i), last));
-      }
-    }
-  }
-  __device__ __forceinline__ void add(float unit, bool bfloat, typename View::Scores& r_s) const {
-#pragma unroll
-    for (int r = 0; r < View::kRows; ++r)
-#pragma unroll
-      for (int k = 0; k < View::kKeys; ++k) {
-        const uint32_t word = words[r][k / 2];
-        float x;
-        if (bfloat)
-          x = __uint_as_float(k % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
-        else
-          x = float16_to_float(uint16_t(k % 2 == 0 ? word : word >> 16));
-        float& s = View::at(r_s, r, k);
-        s = fmaf(x, unit, s);
-      }
-  }
-};
-
 // Adds the bias of each pair that exists; load(exists, element): it. kInside: all do, and keys lie
 // side by side.
 template <bool kInside, ScoreView View, class Load>

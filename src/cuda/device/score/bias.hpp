@@ -23,7 +23,6 @@ struct ScoreBias {
   const void* pairs;
   FloatType type;
   long long pairs_batch, pairs_head, pairs_row, pairs_key;
-  bool in_twos;  // 16 bits: keys 2i and 2i + 1 of any row lie in four aligned bytes
 
   bool capped;  // by the kernel's softcap before
 };

@@ -54,6 +54,13 @@ void add_kernel(const BiasGradientKernel& kernel, int64_t blocks, BiasGradientPa
                        "launching the gradients of biases");
 }
 
+// Whether the terms of a pair are those of the pair of any other sequence.
+bool shares_terms(const BackwardProblem& problem) {
+  const BiasView& bias = problem.bias;
+  return !problem.is_ragged() && (bias.batch <= 1 || bias.stride_batch == 0) &&
+         !problem.alibi_slopes.of_batch;
+}
+
 void prepare_pairs(const BackwardProblem& problem, const BiasGradientPlan& plan,
                    const BiasGradientParams& common, Launches* launches) {
   const BiasGradientKernel kernel = kernel_of(problem, plan.dim, false);
@@ -62,8 +69,8 @@ void prepare_pairs(const BackwardProblem& problem, const BiasGradientPlan& plan,
   params.pairs = pair_gradient(problem.dbias);
   PairGradient& to = params.pairs;
   to.by_sequence = problem.sequences_q.packed && to.rows != 1;
-  if (to.by_sequence)
-    launches->add(runtime_launch<launch_clear_pairs>("clearing dbias", params.pairs));
+  if (to.by_sequence) prepare_clear(problem.dbias, launches);
+  params.same_terms = shares_terms(problem) && !to.sums_heads && !to.sums_rows;
   params.blocks_x = ceil_div(to.keys, kernel.tile_n);
   params.blocks_y = to.sums_rows     ? 1
                     : to.by_sequence ? plan.m_tiles
@@ -78,6 +85,7 @@ void prepare_distances(const BackwardProblem& problem, const BiasGradientPlan& p
   const BiasGradientKernel kernel = kernel_of(problem, plan.dim, true);
   auto& params = launches->make<BiasGradientParams>();
   params = common;
+  params.same_terms = shares_terms(problem) && !problem.bias.given;
   params.diagonals = plan.diagonals;
   params.diagonals.data =
       reinterpret_cast<float*>(static_cast<char*>(problem.workspace) + plan.sums_offset);
@@ -126,8 +134,13 @@ Status check_counts(const BackwardProblem& problem, const BiasGradientKernel& ke
 
 }  // namespace
 
-Status plan(const BackwardProblem& problem, size_t* workspace, BiasGradientPlan* plan) {
-  plan->pairs = problem.dbias.given;
+void prepare_clear(const BiasView& dbias, Launches* launches) {
+  launches->add(runtime_launch<launch_clear_pairs>("clearing dbias", pair_gradient(dbias)));
+}
+
+Status plan(const BackwardProblem& problem, bool stored, size_t* workspace,
+            BiasGradientPlan* plan) {
+  plan->pairs = problem.dbias.given && !stored;
   plan->by_distance = problem.dbias_table.given || problem.dalibi_slopes.given;
   const int widest = std::max(problem.head_dim, problem.head_dim_v);
   plan->dim = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;

@@ -9,6 +9,7 @@
 // the producer finds the tiles that are seen and loads them; a warpgroup has 64 queries.
 #pragma once
 
+#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/score/bias.cuh"
 #include "cuda/device/score/dropout.cuh"
 #include "cuda/sm90/backward/bias_gradient_params.h"
@@ -32,6 +33,7 @@ struct BiasGradientTraits {
   static constexpr int kWarpgroups = kDim > 128 ? 1 : 2;
   static constexpr int kTileM = 64 * kWarpgroups, kTileN = 64, kStages = kDim > 128 ? 1 : 2;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
+  static constexpr bool kMovesRegisters = kWarpgroups == 2;  // to the consumers
   static constexpr int kKeyTilesOfQueryTile = kTileM / kTileN;
   using QTile = SharedTile<64, kDim>;  // a warpgroup's
   using KTile = SharedTile<kTileN, kDim>;
@@ -43,6 +45,8 @@ struct BiasGradientTraits {
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][KTile::kBytes];
     float sums[kTileM][kTileN + 1];
+    float lse[kStages][kTileM];  // base 2
+    float delta[kStages][kTileM];
     SummedTile tiles[kStages];
     RingBarriers<kStages> barriers;
   };
@@ -151,8 +155,17 @@ __device__ __forceinline__ void load_tiles(const BiasGradientParams& params,
     const int stage = next_stage();
     shared.tiles[stage] = tile;
     uint64_t* const full = &shared.barriers.full[stage];
-    arrive_expect_bytes(full, 2 * (Traits::kWarpgroups * QTile::kBytes + KTile::kBytes));
     const ListedSequence& s = tile.sequence;
+    // The workspace has whole tiles of the main kernel.
+    const QueryTiles& at = params.query_tiles;
+    const int64_t statistics =
+        (int64_t(at.first(s.batch, s.q_first)) + int64_t(tile.head) * at.tiles) * at.tile_m +
+        tile.query;
+    const int bytes =
+        4 * min(Traits::kTileM, ceil_div(s.q_length, at.tile_m) * at.tile_m - tile.query);
+    arrive_expect_bytes(full, 2 * (Traits::kWarpgroups * QTile::kBytes + KTile::kBytes + bytes));
+    bulk_load(shared.lse[stage], params.lse_log2 + statistics, bytes, full);
+    bulk_load(shared.delta[stage], params.delta + statistics, bytes, full);
     const auto rows = [&](const RowMap& map, int row, int head) {
       return box_at(map, s.batch, s.q_first, s.q_length, row, head);
     };
@@ -191,21 +204,29 @@ struct TileSum {
   struct RowStatistics {
     float lse[2], delta[2];
   };
-  __device__ __forceinline__ RowStatistics statistics_of(const SummedTile& tile) const {
-    const QueryTiles& tiles = params.query_tiles;
-    const ListedSequence& s = tile.sequence;
-    const int64_t first =
-        (int64_t(tiles.first(s.batch, s.q_first)) + int64_t(tile.head) * tiles.tiles) *
-        tiles.tile_m;
+  __device__ __forceinline__ RowStatistics statistics_of(const SummedTile& tile, int stage) const {
     RowStatistics of;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int query = tile.query + row + 8 * r;
-      const bool exists = query < s.q_length;
-      of.lse[r] = exists ? params.lse_log2[first + query] : kInfinity;
-      of.delta[r] = exists ? params.delta[first + query] : 0.f;
+      const bool exists = tile.query + row + 8 * r < tile.sequence.q_length;
+      of.lse[r] = exists ? shared.lse[stage][row + 8 * r] : kInfinity;
+      of.delta[r] = exists ? shared.delta[stage][row + 8 * r] : 0.f;
     }
     return of;
+  }
+
+  __device__ __forceinline__ View view_of(const SummedTile& tile) const {
+    return {tile.query + row, tile.key + thread % 4 * 2};
+  }
+
+  // What a tile's scores get, if it is the same for all tiles of the block: they have one place, or
+  // lie on one diagonal, and no sequence has terms of its own.
+  Scores same_terms;
+
+  __device__ __forceinline__ void read_same_terms(const SummedTile& tile, const View& view) {
+#pragma unroll
+    for (float& x : same_terms) x = 0.f;
+    add_bias(HeadBias(params.biased, tile.sequence, tile.head, params.rule), view, same_terms);
   }
 
   __device__ __forceinline__ void make_values(const SummedTile& tile, const View& view,
@@ -217,8 +238,13 @@ struct TileSum {
 #pragma unroll
       for (float& s : r_s) s = cap.value(s);
     }
-    const ListedSequence& s = tile.sequence;
-    add_bias(HeadBias(biased, s, tile.head, params.rule), view, r_s);
+    if (params.same_terms) {
+#pragma unroll
+      for (int i = 0; i < Traits::kTileN / 2; ++i)
+        r_s[i] = fmaf(r_s[i], biased.scale_log2, same_terms[i]);
+    } else {
+      add_bias(HeadBias(biased, tile.sequence, tile.head, params.rule), view, r_s);
+    }
   }
 
   __device__ __forceinline__ void mask(const SummedTile& tile, const View& view,
@@ -250,11 +276,11 @@ struct TileSum {
     issue_abt<Traits::kElement, QTile, KTile>(
         r_dp, descriptor(QTile::kMajorK, shared.dout[stage][warpgroup]),
         descriptor(KTile::kMajorK, shared.v[stage]));
-    const RowStatistics of = statistics_of(tile);
+    const RowStatistics of = statistics_of(tile, stage);
     wgmma_wait<0>();
     fence_operand(r_s);
     fence_operand(r_dp);
-    const View view{tile.query + row, tile.key + thread % 4 * 2};
+    const View view = view_of(tile);
     make_values(tile, view, r_s);
     mask(tile, view, r_s);
 #pragma unroll
@@ -265,7 +291,9 @@ struct TileSum {
       const HeadDropout dropout(dropped, tile.sequence.batch * params.heads_q + tile.head);
 #pragma unroll
       for (float& x : r_dp) x *= dropped.scale;
-      drop_weights(dropout, view, r_dp);
+      DropoutWords<View> words;
+      words.draw(dropout, view);
+      words.drop(dropout, r_dp);
     }
 #pragma unroll
     for (int i = 0; i < Traits::kTileN / 2; ++i)
@@ -274,10 +302,13 @@ struct TileSum {
 
   __device__ __forceinline__ void run(Scores& r_sum) {
     typename Traits::State state;
+    bool is_first = true;
     for (;; state.advance()) {
       wait(&shared.barriers.full[state.stage], state.phase, "bias_gradient_full");
       const SummedTile& tile = shared.tiles[state.stage];
       if (!tile.valid) return;
+      if (params.same_terms && is_first) read_same_terms(tile, view_of(tile));
+      is_first = false;
       add(tile, state.stage, r_sum);
       arrive(&shared.barriers.empty[state.stage]);
     }
@@ -366,9 +397,11 @@ __global__ void __launch_bounds__(BiasGradientTraits<kDim, kElement>::kThreads, 
   __syncthreads();
   const int warpgroup = warpgroup_index();
   if (warpgroup == Traits::kWarpgroups) {
+    if constexpr (Traits::kMovesRegisters) release_registers<40>();
     if (threadIdx.x % 128 == 0) load_tiles<Traits, kDiagonals>(params, shared);
     return;
   }
+  if constexpr (Traits::kMovesRegisters) acquire_registers<232>();
   TileSum<Traits> sum{params, shared, warpgroup};
   typename TileSum<Traits>::Scores r_sum = {};
   sum.run(r_sum);

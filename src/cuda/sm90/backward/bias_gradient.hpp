@@ -19,7 +19,11 @@ struct BiasGradientPlan {
   size_t sums_offset = 0;
 };
 
-Status plan(const BackwardProblem& problem, size_t* workspace, BiasGradientPlan* plan);
+// stored: the main kernel stores dbias.
+Status plan(const BackwardProblem& problem, bool stored, size_t* workspace, BiasGradientPlan* plan);
+
+// Fills dbias with zeros.
+void prepare_clear(const BiasView& dbias, Launches* launches);
 
 // What the main kernel and this step share.
 struct BackwardInputs {

@@ -49,6 +49,7 @@ struct BiasGradientParams {
   int batch, heads_q, heads_per_kv_head;
   int m_tiles;             // of the longest sequence
   int blocks_x, blocks_y;  // see SumPlace
+  bool same_terms;         // all tiles of a block's sum get the same
   PairGradient pairs;
   DiagonalSums diagonals;
 };

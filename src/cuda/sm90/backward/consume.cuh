@@ -192,6 +192,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     }
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
     probabilities.begin(view, r_s, r_p);
+    if constexpr (Traits::kBiasTiles)
+      probabilities.add_tile(view, shared.bias[stage], warpgroup, thread, r_s);
     mask.apply(r_s, m * kTileM, thread);
     compute_ds<Traits>(probabilities, shared, stage, thread, view, r_s, r_dp, r_p, r_ds);
     if constexpr (Traits::kPersistent) arrive_if(step + 1 == end, &shared.v_empty);
@@ -207,7 +209,14 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     issue_add_ab<kElement, DoutTile>(r_dv, r_p, operand.dout_columns + stage * DoutTile::kBytes);
     if constexpr (Traits::kDqLast) issue_dk();
     fence_shared_for_async_proxy();
+    bool stores_ds = false;
+    if constexpr (Traits::kBiasTiles) {
+      stores_ds = probabilities.stores_ds(params, warpgroup, thread);
+      if (stores_ds) tma_store_wait_read();  // of the dS before
+    }
     mask.meet(walked, warpgroup);
+    if constexpr (Traits::kBiasTiles)
+      if (stores_ds) probabilities.store_ds(m * kTileM, shared.ds[ds_stage]);
 
     float r_dq[Traits::kOwnQuads * 4];
     issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes,
@@ -229,6 +238,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     arrive_if(is_first, &shared.v_empty);
     if (is_first) wait_for_stored_keys<Traits>(shared, walked, warpgroup, thread);
   }
+  if constexpr (Traits::kBiasTiles) tma_store_wait_read();  // the block's memory must outlive them
   finish_own_keys<Traits>(params, shared, work, k_slot, r_dk, r_dv, warpgroup, thread);
 }
 

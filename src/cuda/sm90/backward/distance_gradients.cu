@@ -83,8 +83,10 @@ __global__ void __launch_bounds__(kThreads) slopes_gradient_kernel(DistanceGradi
 __global__ void __launch_bounds__(kThreads) clear_pairs_kernel(PairGradient to) {
   const int key = int(blockIdx.x) * kThreads + int(threadIdx.x);
   if (key >= to.keys) return;
-  for (int head = 0; head < to.heads; ++head) {
-    const long long at = head * to.stride_head + blockIdx.y * to.stride_row + key * to.stride_key;
+  for (int i = 0; i < to.heads * to.batch; ++i) {
+    const int batch = i / to.heads, head = i % to.heads;
+    const long long at = batch * to.stride_batch + head * to.stride_head +
+                         blockIdx.y * to.stride_row + key * to.stride_key;
     if (to.type == FloatType::kFloat32)
       static_cast<float*>(to.data)[at] = 0.f;
     else

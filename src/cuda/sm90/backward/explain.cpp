@@ -47,6 +47,9 @@ void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanati
   };
   explain_store("dk", plan.dk_by_tma);
   explain_store("dv", plan.dv_by_tma);
+  if (problem.dbias.given)
+    out->add("store", plan.stores_dbias ? "dbias by TMA: tiles of dS"
+                                        : "dbias by a kernel of its own, which sums dS");
 }
 
 }  // namespace flash3::cuda::sm90

@@ -96,6 +96,9 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->schedule.sequences = list;
   if (c.terms != BiasTerms::kNone)
     params->biased = bias_params(problem, c.terms, params->scale_log2);
+  if (c.terms == BiasTerms::kPairs)
+    FLASH3_CHECK(encode_bias(problem.bias, c.tile_m, &params->bias_tiles));
+  if (plan.stores_dbias) FLASH3_CHECK(encode_bias(problem.dbias, c.tile_m, &params->gradient));
   if (c.lists) params->mask = problem.mask_lists.memory();
   // Without rows nobody sets the ticket, and nobody needs it.
   params->ticket = workspace.all_tiles() > 0 ? ticket(problem, plan) : nullptr;
@@ -188,6 +191,8 @@ Status prepare(const BackwardProblem& problem, const BackwardPlan& plan, Launche
     launches->add([list = list_params(problem, plan)](void* stream) {
       return launch_varlen_schedule(list, stream);
     });
+  // Blocks store the tiles that a mask leaves.
+  if (plan.stores_dbias && may_hide(problem)) prepare_clear(problem.dbias, launches);
   if (has_rows) prepare_preprocess(problem, plan, workspace, launches);
   if (problem.dsink.given && problem.heads_q > 0) prepare_sink(problem, workspace, launches);
   if (plan.grid > 0) FLASH3_CHECK(prepare_main(problem, plan, workspace, launches));

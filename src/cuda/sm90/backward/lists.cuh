@@ -142,7 +142,7 @@ struct QueryWalk<Traits, true> {
 
 // Loads what tells who sees what of a listed query tile: words of 64 by 64 pairs, or ranges.
 template <class Traits>
-struct MaskBeside<Traits, true> {
+struct BesideQ<Traits, true, false> {
   static constexpr int kWords = 64 * 64 / 32;  // that lie together
   static constexpr int kQueryParts = Traits::kTileM / 64, kKeyParts = Traits::kTileN / 64;
   static constexpr int kRangeBytes = Traits::kTileM * int(sizeof(MaskRange)),
@@ -152,7 +152,7 @@ struct MaskBeside<Traits, true> {
   const KeyTile& work;
   const ListedPlace<Traits>& at;
 
-  __device__ __forceinline__ MaskBeside(const BackwardParams& p, typename Traits::Shared& s,
+  __device__ __forceinline__ BesideQ(const BackwardParams& p, typename Traits::Shared& s,
                                         const KeyTile& w, const ListedPlace<Traits>& place)
       : params(p), shared(s), work(w), at(place) {}
 

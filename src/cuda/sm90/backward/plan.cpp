@@ -9,6 +9,7 @@
 #include "cuda/host/device_info.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/tile_table.hpp"
+#include "cuda/sm90/host/bias_params.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
@@ -165,6 +166,15 @@ void plan_order(const BackwardProblem& problem, const Device& device, const Coun
   }
 }
 
+// Whether dbias has an element for each pair, rounded as dS is: then it is dS. The copy engine
+// stores whole pieces of 16 bytes.
+bool stores_dbias(const BackwardProblem& problem, const BackwardPlan& plan) {
+  const BiasView& dbias = problem.dbias;
+  return plan.kernel->config.terms == BiasTerms::kPairs && dbias.given && plan.grid > 0 &&
+         !dbias.is_summed() && dbias.dtype == problem.dtype && !problem.is_ragged() &&
+         has_tiles(dbias) && dbias.keys % 8 == 0;
+}
+
 }  // namespace
 
 Status plan(const BackwardProblem& problem, const Device& device, size_t* workspace,
@@ -198,7 +208,8 @@ Status plan(const BackwardProblem& problem, const Device& device, size_t* worksp
     plan->first_tile_offset = reserve(workspace, problem.batch + 1, sizeof(int));
   }
   plan_order(problem, device, counts, workspace, plan);
-  return sm90::plan(problem, workspace, &plan->bias);
+  plan->stores_dbias = stores_dbias(problem, *plan);
+  return sm90::plan(problem, plan->stores_dbias, workspace, &plan->bias);
 }
 
 KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& plan) {

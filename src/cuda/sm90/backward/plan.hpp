@@ -55,6 +55,7 @@ struct BackwardPlan {
   bool counted = false;        // semaphores count the blocks that add to dQ
 
   BiasGradientPlan bias;
+  bool stores_dbias = false;  // tiles of dS are dbias; otherwise bias has it, if it is wanted
 
   // Blocks take their key tiles by a ticket, in their order.
   bool has_ticket() const { return deterministic || kernel->config.persistent; }

@@ -21,12 +21,13 @@ struct NothingBeside {
 };
 
 // What goes with a tile of Q: lists.cuh has that of kernels that walk lists.
-template <class Traits, bool kLists = Traits::kLists>
-struct MaskBeside;
+// tile_bias.cuh that of kernels with a bias of each pair.
+template <class Traits, bool kLists = Traits::kLists, bool kBiasTiles = Traits::kBiasTiles>
+struct BesideQ;
 template <class Traits>
-struct MaskBeside<Traits, false> : NothingBeside {
-  __device__ __forceinline__ MaskBeside(const BackwardParams&, typename Traits::Shared&,
-                                        const KeyTile&, const QueryPlace&) {}
+struct BesideQ<Traits, false, false> : NothingBeside {
+  __device__ __forceinline__ BesideQ(const BackwardParams&, typename Traits::Shared&,
+                                     const KeyTile&, const QueryPlace&) {}
 };
 
 // Loads a query tile of Q or dOut, and one float a query beside it.
@@ -187,7 +188,7 @@ __device__ __forceinline__ void load_q_side(const BackwardParams& params,
   QueryWalk<Traits> walk{params, work};
   for (int i = 0; i < tiles; ++i) {
     const typename QueryWalk<Traits>::Place at = walk(i);
-    load_q<Traits>(params, shared, work, walked, at, MaskBeside<Traits>(params, shared, work, at));
+    load_q<Traits>(params, shared, work, walked, at, BesideQ<Traits>(params, shared, work, at));
   }
 }
 

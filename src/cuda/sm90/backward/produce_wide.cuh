@@ -100,7 +100,7 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
     load_all_queries<Traits, typename Traits::QTile>(
         params, work, tiles, &params.q, params.q_rows, params.workspace.lse_log2, shared.q,
         shared.lse, shared.q_barriers, "q_empty",
-        [&](const WidePlace<Traits>& at) { return MaskBeside<Traits>(params, shared, work, at); });
+        [&](const WidePlace<Traits>& at) { return BesideQ<Traits>(params, shared, work, at); });
   }
   if (role == WideProducerWarp::kLoadDout && elect_one()) {
     load_v<Traits>(params, shared, work, walked);

@@ -6,7 +6,9 @@
 #include "cuda/device/score/bias.cuh"
 #include "cuda/device/score/dropout.cuh"
 #include "cuda/sm90/backward/kernel_params.h"
+#include "cuda/sm90/backward/produce.cuh"
 #include "cuda/sm90/backward/scores.cuh"
+#include "cuda/sm90/device/bias_tiles.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -74,6 +76,8 @@ struct Probabilities<Traits, BiasTerms::kTable> : PlainProbabilities<Traits> {
   }
 };
 
+// Tiles of a bias of each pair come beside those of Q; those that the copy engine cannot address
+// are read where they lie.
 template <class Traits>
 struct Probabilities<Traits, BiasTerms::kPairs> : PlainProbabilities<Traits> {
   using View = KeysByQueries<Traits::kTileM / 2>;
@@ -87,7 +91,73 @@ struct Probabilities<Traits, BiasTerms::kPairs> : PlainProbabilities<Traits> {
   template <int N>
   __device__ __forceinline__ void begin(const View& view, float (&r_s)[N],
                                         uint32_t (&)[N / 2]) const {
-    add_pairs(head_bias(this->params, work, head), of_sequence<Traits>(work, view), r_s);
+    if (kernel_params(this->params).bias_tiles.box_rows == 0)
+      add_pairs(head_bias(this->params, work, head), of_sequence<Traits>(work, view), r_s);
+  }
+  // tile: beside the tile of Q. What it holds of queries after the last is another sequence's.
+  __device__ __forceinline__ void add_tile(const View& view, const uint8_t* tile, int warpgroup,
+                                           int thread, typename View::Scores& r_s) const {
+    const BackwardKernelParams& params = kernel_params(this->params);
+    if (params.bias_tiles.box_rows == 0) return;
+    add_transposed_bias_tile<typename Traits::DsTile>(
+        params.bias_tiles, tile, params.biased.unit,
+        params.biased.bias.type == FloatType::kBFloat16, warpgroup * kWarpgroupRows, thread, r_s);
+    const int queries = work.sequence.q_length - view.row(0);
+    if (View::row_offset(View::kRows - 1) < queries) return;
+#pragma unroll
+    for (int r = 0; r < View::kRows; ++r)
+#pragma unroll
+      for (int k = 0; k < View::kKeys; ++k)
+        if (View::row_offset(r) >= queries) View::at(r_s, r, k) = -kInfinity;
+  }
+
+  // The gradient's tile is dS: one thread of the block stores it, once both warpgroups have. They
+  // write there again after they have met for the next one.
+  static __device__ __forceinline__ bool stores_ds(const BackwardParams& params, int warpgroup,
+                                                   int thread) {
+    return warpgroup == 0 && thread == 0 && kernel_params(params).gradient.box_rows != 0;
+  }
+  __device__ __forceinline__ void store_ds(int query, const uint8_t* ds) const {
+    const BiasTiles& to = kernel_params(this->params).gradient;
+    BoxAt at = bias_box(to, work.sequence, head, query, work.key);
+#pragma unroll
+    for (int c = 0; c < Traits::DsTile::kChunks; ++c) {
+      at.dim = work.key + c * Traits::DsTile::kChunk;
+      tma_store(&to.map, at, ds + c * Traits::DsTile::kChunkBytes);
+    }
+    tma_store_commit();
+  }
+};
+
+// Shared memory of a kernel with a bias of each pair.
+template <BackwardConfig kRow>
+struct BiasStages {
+  uint8_t bias[kQueryStages][SharedTile<kRow.tile_m, kRow.tile_n>::kBytes];
+};
+template <class Common, BackwardConfig kRow>
+  requires(kRow.terms == BiasTerms::kPairs)
+struct SharedOf<Common, kRow> : BiasStages<kRow>, Common {};
+
+template <class Traits>
+struct BesideQ<Traits, false, true> {
+  using Tile = typename Traits::DsTile;
+  const BackwardParams& params;
+  typename Traits::Shared& shared;
+  const KeyTile& work;
+  const QueryPlace& at;
+
+  __device__ __forceinline__ BesideQ(const BackwardParams& p, typename Traits::Shared& s,
+                                     const KeyTile& tile, const QueryPlace& place)
+      : params(p), shared(s), work(tile), at(place) {}
+
+  __device__ __forceinline__ int note(int) const {
+    return bias_bytes<Tile>(kernel_params(params).bias_tiles);
+  }
+  __device__ __forceinline__ void load(int stage, uint64_t* full) const {
+    const BiasTiles& tiles = kernel_params(params).bias_tiles;
+    if (tiles.box_rows == 0) return;
+    load_bias<Tile>(tiles, bias_box(tiles, work.sequence, at.head, at.tile * Tile::kRows, work.key),
+                    shared.bias[stage], full);
   }
 };
 
@@ -104,10 +174,8 @@ struct DroppedProbabilities {
                                                   int head_index, const View&)
       : all(p), params(kernel_params(p).biased), work(tile), head(head_index) {}
 
-  template <int N>
-  __device__ __forceinline__ void sign(const KeysByQueries<N>& view, float (&r_p)[N]) const {
-    const HeadDropout dropout(params.dropped, work.sequence.batch * params.heads_q + head);
-    sign_dropped(dropout, of_sequence<Traits>(work, view), r_p);
+  __device__ __forceinline__ HeadDropout dropout() const {
+    return {params.dropped, work.sequence.batch * params.heads_q + head};
   }
   // A weight as dV has it. By integers a NaN stays one.
   __device__ __forceinline__ float kept(float p) const {
@@ -141,7 +209,16 @@ struct DroppedProbabilities {
 
 template <class Traits>
 struct Probabilities<Traits, BiasTerms::kDropout> : DroppedProbabilities<Traits> {
-  using DroppedProbabilities<Traits>::DroppedProbabilities;
+  using View = KeysByQueries<Traits::kTileM / 2>;
+  const HeadDropout of_head;
+  DropoutWords<View> words;
+
+  // While the scores are under way.
+  __device__ __forceinline__ Probabilities(const BackwardParams& params, const KeyTile& tile,
+                                           int head_index, const View& view)
+      : DroppedProbabilities<Traits>(params, tile, head_index, view), of_head(this->dropout()) {
+    words.draw(of_head, of_sequence<Traits>(tile, view));
+  }
 
   template <int N>
   __device__ __forceinline__ void begin(const KeysByQueries<N>&, float (&)[N],
@@ -157,7 +234,7 @@ struct Probabilities<Traits, BiasTerms::kDropout> : DroppedProbabilities<Traits>
       for (int i = 4 * pair; i < 4 * pair + 4; ++i)
         r_s[i] = exp2_approx(fmaf(r_s[i], scale_log2, i % 2 == 0 ? -x.x : -x.y));
     }
-    this->sign(view, r_s);
+    words.sign(of_head, r_s);
 #pragma unroll
     for (int i = 0; i < N; i += 2)
       r_p[i / 2] = pack2<Traits::kElement>(this->kept(r_s[i]), this->kept(r_s[i + 1]));
@@ -197,7 +274,12 @@ struct Probabilities<Traits, BiasTerms::kAny> : DroppedProbabilities<Traits> {
         r_s[i] = exp2_approx(r_s[i] - (i % 2 == 0 ? x.x : x.y));
     }
     const bool drops = params.dropped.threshold != 0;
-    if (drops) this->sign(view, r_s);
+    if (drops) {
+      const HeadDropout dropout = this->dropout();
+      DropoutWords<KeysByQueries<N>> words;
+      words.draw(dropout, of_sequence<Traits>(this->work, view));
+      words.sign(dropout, r_s);
+    }
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
       const uint32_t slopes = r_p[i / 2];

@@ -40,11 +40,11 @@ inline constexpr BackwardConfig kBackwardConfigs[] = {
     // Biased scores, with a softcap too: under any band, and under masks as lists. Not measured.
     {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kSlopes, .tile_m = 128, .tile_n = 128, .persistent = true},
     {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kTable, .tile_m = 96, .tile_n = 128, .persistent = true},
-    {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kPairs, .tile_m = 128, .tile_n = 128, .persistent = true},
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kPairs, .tile_m = 96, .tile_n = 128},
     {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kDropout, .tile_m = 96, .tile_n = 128, .persistent = true},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .terms = BiasTerms::kSlopes, .tile_m = 64, .tile_n = 128, .persistent = true},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .terms = BiasTerms::kTable, .tile_m = 64, .tile_n = 128, .persistent = true},
-    {.head_dim = 128, .head_dim_v = 128, .band = true, .terms = BiasTerms::kPairs, .tile_m = 64, .tile_n = 128, .persistent = true},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .terms = BiasTerms::kPairs, .tile_m = 64, .tile_n = 128},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .terms = BiasTerms::kDropout, .tile_m = 64, .tile_n = 128, .persistent = true},
     {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kAny, .tile_m = 80, .tile_n = 128, .persistent = true},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kAny, .tile_m = 64, .tile_n = 128},

@@ -29,11 +29,12 @@ using SingleState = PipelineState<1>;
 // What every kernel is launched with: BackwardParams, and more for lists (kernel_params.h).
 struct BackwardKernelParams;
 
-// Shared memory: kernels that walk lists have more after what any other has (lists.cuh).
+// Shared memory: kernels that walk lists and those with a bias of each pair have more than what any
+// other has (lists.cuh, tile_bias.cuh).
 template <class Common, BackwardConfig kRow>
 struct SharedOf;
 template <class Common, BackwardConfig kRow>
-  requires(!kRow.lists)
+  requires(!kRow.lists && kRow.terms != BiasTerms::kPairs)
 struct SharedOf<Common, kRow> : Common {};
 
 template <BackwardConfig kRow, Element kElement_>
@@ -44,6 +45,7 @@ struct BackwardTraits {
   static constexpr bool kLists = kConfig.lists;
   static constexpr bool kCapped = kConfig.score == ScoreKind::kSoftcap;
   static constexpr bool kBiased = kConfig.terms != BiasTerms::kNone;
+  static constexpr bool kBiasTiles = kConfig.terms == BiasTerms::kPairs;  // beside those of Q
   // Scores take all registers that there are.
   static constexpr bool kFull = kCapped || kConfig.terms == BiasTerms::kAny;
   static constexpr int kHeadDim = kConfig.head_dim;

@@ -5,6 +5,7 @@
 
 #include "core/mask_lists.hpp"
 #include "cuda/device/score/bias.hpp"
+#include "cuda/sm90/device/bias_tiles.hpp"
 #include "cuda/sm90/forward/params_fp8.h"
 
 namespace flash3::cuda::sm90 {
@@ -31,10 +32,11 @@ struct SplitSlots {
 };
 
 struct ForwardKernelParams : ScaledForwardParams {
-  KeyPages pages;     // only of a paged kernel
-  SplitSlots splits;  // only of a split kernel
-  MaskMemory mask;    // only of a kernel that walks lists
-  BiasParams biased;  // only of a kernel of biased scores
+  KeyPages pages;        // only of a paged kernel
+  SplitSlots splits;     // only of a split kernel
+  MaskMemory mask;       // only of a kernel that walks lists
+  BiasParams biased;     // only of a kernel of biased scores
+  BiasTiles bias_tiles;  // only of a kernel of a bias of each pair
 };
 
 // The roles of such kernels have what all kernels' roles have.

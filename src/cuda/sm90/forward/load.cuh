@@ -32,6 +32,13 @@ __device__ __forceinline__ void load_query_rows(const ForwardParams& params, con
   }
 }
 
+// What comes beside Q's tiles: nothing, or those of a bias (tile_bias.cuh).
+template <class Traits, BiasTerms kTerms = Traits::kConfig.terms>
+struct BiasLoader {
+  __device__ __forceinline__ void load(const ForwardParams&, typename Traits::Shared&,
+                                       const WorkTile&) const {}
+};
+
 // Q: each warpgroup's rows as soon as that warpgroup has stored its previous output, which lies in
 // the same place.
 template <class Traits>
@@ -40,6 +47,7 @@ __device__ __forceinline__ void load_q(const ForwardParams& params,
   TileReader tiles{shared.tiles};
   prefetch(&params.q);
   typename Traits::QState state;
+  BiasLoader<Traits> bias;
   for (; tiles.next(); tiles.release()) {
     const WorkTile& work = tiles.tile();
     if (!work.has_keys()) continue;
@@ -49,6 +57,7 @@ __device__ __forceinline__ void load_q(const ForwardParams& params,
       load_query_rows<Traits>(params, work, tiles.slots(), shared.q[state.stage][w], w,
                               &barriers.full[state.stage]);
     }
+    bias.load(params, shared, work);
     state.advance();
   }
 }
@@ -119,6 +128,8 @@ struct TmaBarriers {
     for (auto& barriers : shared.q_barriers) barriers.init(4);  // each warp
     shared.k_barriers.init(4 * Traits::kWarpgroups);            // each consumer warp
     shared.v_barriers.init(4 * Traits::kWarpgroups);
+    if constexpr (Traits::kConfig.terms == BiasTerms::kPairs)
+      for (auto& barriers : shared.bias_barriers) barriers.init(4);
   }
 };
 

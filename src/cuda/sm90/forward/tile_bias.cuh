@@ -5,10 +5,23 @@
 
 #include "cuda/device/score/bias.cuh"
 #include "cuda/device/score/dropout.cuh"
+#include "cuda/sm90/device/bias_tiles.cuh"
 #include "cuda/sm90/forward/consume.cuh"
 #include "cuda/sm90/forward/kernel_params.h"
+#include "cuda/sm90/forward/load.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// Shared memory of a kernel with a bias of each pair.
+template <ForwardConfig kRow>
+struct BiasRing {
+  uint8_t bias[kBiasStages][kRow.warpgroups][SharedTile<kWarpgroupRows, kRow.tile_n>::kBytes];
+};
+template <class Common, ForwardConfig kRow>
+  requires(kRow.terms == BiasTerms::kPairs)
+struct SharedOf<Common, kRow> : BiasRing<kRow>, Common {
+  RingBarriers<kBiasStages> bias_barriers[kRow.warpgroups];
+};
 
 // What a kernel does unless it says otherwise. apply() adds to raw scores, and masks them if
 // `masked`: what few tiles need stands in one place.
@@ -85,8 +98,11 @@ struct TileBias<Traits, BiasTerms::kAny> : BiasedRows<Traits> {
   }
   template <class Tile>
   __device__ __forceinline__ void drop(Tile& tile) const {
-    if (this->biased().dropped.threshold != 0)
-      drop_weights(this->dropout(), this->of_sequence(tile.view()), tile.scores);
+    if (this->biased().dropped.threshold == 0) return;
+    const HeadDropout dropout = this->dropout();
+    DropoutWords<QueriesByKeys<Traits::kTileN / 2>> words;
+    words.draw(dropout, this->of_sequence(tile.view()));
+    words.drop(dropout, tile.scores);
   }
   __device__ __forceinline__ void scale_normalisation(float (&inverse_sum)[2]) const {
     const DroppedWeights& dropped = this->biased().dropped;
@@ -149,29 +165,79 @@ struct TileBias<Traits, BiasTerms::kTable> : BiasedRows<Traits> {
   }
 };
 
+// Its tiles come beside K's, by a ring of their own for each warpgroup; those that the copy engine
+// cannot address are read where they lie.
 template <class Traits>
 struct TileBias<Traits, BiasTerms::kPairs> : BiasedRows<Traits> {
-  PairsOfTile<QueriesByKeys<Traits::kTileN / 2>> of_tile;
+  using Tiles = typename Traits::BiasTile;
+  using Ring = typename Traits::BiasState;
 
-  using BiasedRows<Traits>::BiasedRows;
+  typename Traits::Shared& shared;
+  const typename Traits::KvState& k_state;
+  const int warpgroup, thread;
+  Ring at;
+
+  template <class C>
+  __device__ __forceinline__ explicit TileBias(const C& c)
+      : BiasedRows<Traits>(c),
+        shared(c.shared),
+        k_state(c.k_state),
+        warpgroup(c.warpgroup),
+        thread(c.thread) {}
+
+  // There is one for each tile of K.
   template <class Tile>
-  __device__ __forceinline__ void read(const Tile& tile) {
-    if (this->biased().bias.in_twos) of_tile.load(this->head(), this->of_sequence(tile.view()));
+  __device__ __forceinline__ void read(const Tile&) {
+    static_assert(Traits::kStages == 2 && kBiasStages == 1);
+    at = {0, uint32_t(k_state.stage)};
   }
   template <class Tile, class Mask>
   __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) const {
-    const ScoreBias& bias = this->biased().bias;
-    if (bias.in_twos)
-      of_tile.add(this->biased().unit, bias.type == FloatType::kBFloat16, tile.scores);
-    if (bias.in_twos && !masked) return;
-    if (!bias.in_twos) add_pairs(this->head(), this->of_sequence(tile.view()), tile.scores);
+    const BiasTiles& tiles = kernel_params(this->params).bias_tiles;
+    if (tiles.box_rows != 0) {
+      auto& barriers = shared.bias_barriers[warpgroup];
+      wait(&barriers.full[at.stage], at.phase, "bias_full");
+      add_bias_tile<Tiles>(tiles, shared.bias[at.stage][warpgroup], this->biased().unit,
+                           this->biased().bias.type == FloatType::kBFloat16, thread, tile.scores);
+      release(&barriers.empty[at.stage], thread);
+      if (!masked) return;
+    } else {
+      add_pairs(this->head(), this->of_sequence(tile.view()), tile.scores);
+    }
     if (masked) mask();
+  }
+};
+
+// Loads the tiles of a work tile, as K's are loaded.
+template <class Traits>
+struct BiasLoader<Traits, BiasTerms::kPairs> {
+  typename Traits::BiasState state = {};
+
+  __device__ __forceinline__ void load(const ForwardParams& params, typename Traits::Shared& shared,
+                                       const WorkTile& work) {
+    using Tile = typename Traits::BiasTile;
+    const BiasTiles& tiles = kernel_params(params).bias_tiles;
+    if (tiles.box_rows == 0) return;
+    for (int n = work.key_tile_end - 1; n >= work.key_tile_begin; --n) {
+      for (int w = 0; w < Traits::kWarpgroups; ++w) {
+        auto& barriers = shared.bias_barriers[w];
+        wait(&barriers.empty[state.stage], state.phase ^ 1, "bias_empty");
+        uint64_t* const full = &barriers.full[state.stage];
+        arrive_expect_bytes(full, bias_bytes<Tile>(tiles));
+        load_bias<Tile>(tiles,
+                        bias_box(tiles, work.sequence, work.head_group,
+                                 work.query + w * Tile::kRows, n * Traits::kTileN),
+                        shared.bias[state.stage][w], full);
+      }
+      state.advance();
+    }
   }
 };
 
 template <class Traits>
 struct TileBias<Traits, BiasTerms::kDropout> : BiasedRows<Traits> {
   HeadDropout of_head;
+  DropoutWords<QueriesByKeys<Traits::kTileN / 2>> words;
 
   template <class C>
   __device__ __forceinline__ explicit TileBias(const C& c)
@@ -180,8 +246,12 @@ struct TileBias<Traits, BiasTerms::kDropout> : BiasedRows<Traits> {
                                             BiasedRows<Traits>::begun(c).x) {}
 
   template <class Tile>
+  __device__ __forceinline__ void read(const Tile& tile) {
+    words.draw(of_head, this->of_sequence(tile.view()));
+  }
+  template <class Tile>
   __device__ __forceinline__ void drop(Tile& tile) const {
-    drop_weights(of_head, this->of_sequence(tile.view()), tile.scores);
+    words.drop(of_head, tile.scores);
   }
   __device__ __forceinline__ void scale_normalisation(float (&inverse_sum)[2]) const {
     const float scale = this->biased().dropped.scale;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
+#include "cuda/sm90/device/bias_tiles.hpp"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/scheduler.cuh"
 #include "cuda/sm90/device/tile.cuh"
@@ -110,12 +111,12 @@ struct ForwardConstants {
   using QState = PipelineState<kQStages>;
 };
 
-// Shared memory: split kernels and those that walk lists have more after what any other has
-// (split.cuh, list_place.cuh).
+// Shared memory: split kernels, those that walk lists and those with a bias of each pair have more
+// than what any other has (split.cuh, list_place.cuh, tile_bias.cuh).
 template <class Common, ForwardConfig kRow>
 struct SharedOf;
 template <class Common, ForwardConfig kRow>
-  requires(!kRow.split && !kRow.lists)
+  requires(!kRow.split && !kRow.lists && kRow.terms != BiasTerms::kPairs)
 struct SharedOf<Common, kRow> : Common {};
 
 template <ForwardConfig kRow, Element kElement>
@@ -128,6 +129,8 @@ struct ForwardTraits : ForwardConstants<kRow, kElement> {
   using KTile = SharedTile<kTileN, kConfig.head_dim>;
   using VTile = SharedTile<kTileN, kConfig.head_dim_v>;
   using OutTile = SharedTile<kWarpgroupRows, kConfig.head_dim_v>;  // in the place of QTile
+  using BiasTile = SharedTile<kWarpgroupRows, kTileN>;
+  using BiasState = PipelineState<kBiasStages>;
 
   struct Common {
     uint8_t q[kQStages][kWarpgroups][QTile::kBytes];

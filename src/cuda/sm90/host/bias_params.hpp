@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/device/score/bias.hpp"
+#include "cuda/sm90/device/bias_tiles.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -29,10 +30,6 @@ inline BiasParams bias_params(const Problem& p, BiasTerms terms, float scale_log
   bias.pairs_head = p.bias.stride_head;
   bias.pairs_row = p.bias.stride_row;
   bias.pairs_key = p.bias.stride_key;
-  const auto even = [](Index stride) { return stride % 2 == 0; };
-  bias.in_twos = p.bias.given && bias.type != FloatType::kFloat32 && p.bias.stride_key == 1 &&
-                 even(p.bias.keys) && even(p.bias.stride_row) && even(p.bias.stride_head) &&
-                 even(p.bias.stride_batch) && reinterpret_cast<uintptr_t>(p.bias.data) % 4 == 0;
   bias.capped = p.softcap > 0.f;
   DroppedWeights& dropped = params.dropped;
   dropped.threshold = p.dropout.threshold;
@@ -41,6 +38,38 @@ inline BiasParams bias_params(const Problem& p, BiasTerms terms, float scale_log
   dropped.seed = p.dropout.seed, dropped.offset = p.dropout.offset;
   dropped.first_head = unsigned(p.dropout.first_sequence * p.heads_q);
   return params;
+}
+
+// A bias or its gradient as the copy engine would have it. Where a stride is 0 one element serves
+// all.
+inline TensorView bias_rows(const BiasView& bias) {
+  const auto own = [](Index size, Index stride) { return stride == 0 ? Index{size > 0} : size; };
+  return {bias.data,
+          own(bias.batch, bias.stride_batch),
+          own(bias.rows, bias.stride_row),
+          own(bias.heads, bias.stride_head),
+          bias.keys,
+          bias.stride_batch,
+          bias.stride_row,
+          bias.stride_head};
+}
+// Whether it comes in tiles: of 16 bits, and with strides that TMA takes.
+inline bool has_tiles(const BiasView& bias) {
+  const TensorView view = bias_rows(bias);
+  return view.batch > 0 && view.seq > 0 && view.heads > 0 && view.dim > 0 &&
+         dtype_size(bias.dtype) == 2 && (bias.keys == 1 || bias.stride_key == 1) &&
+         tma_can_address(view);
+}
+// In tiles of tile_rows rows, or of one that serves all queries.
+inline Status encode_bias(const BiasView& bias, int tile_rows, BiasTiles* tiles) {
+  *tiles = {};
+  if (!has_tiles(bias)) return {};
+  const TensorView view = bias_rows(bias);
+  tiles->batches = int(view.batch), tiles->heads = int(view.heads);
+  tiles->box_rows = view.seq == 1 ? 1 : tile_rows;
+  RowMap rows;
+  return encode_map(view, RowIndexing::kBySequence, {tiles->box_rows, kBiasBoxKeys}, &tiles->map,
+                    &rows);
 }
 
 }  // namespace flash3::cuda::sm90

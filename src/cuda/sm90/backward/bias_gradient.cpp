@@ -37,6 +37,12 @@ PairGradient pair_gradient(const BiasView& view) {
   return to;
 }
 
+PairGradient pairs_of(const BackwardProblem& problem) {
+  PairGradient to = pair_gradient(problem.dbias);
+  to.by_sequence = problem.sequences_q.packed && to.rows != 1;
+  return to;
+}
+
 Status encode_maps(const BackwardInputs& inputs, int dim, BiasGradientParams* params) {
   if (!inputs.has_pairs) return {};  // no tile is loaded
   const auto encode = [&](const TensorView& view, TensorMap* map, RowMap* rows) {
@@ -61,23 +67,55 @@ bool shares_terms(const BackwardProblem& problem) {
          !problem.alibi_slopes.of_batch;
 }
 
+// Blocks of the kernel that has each sum of pairs whole.
+int64_t count_blocks(const PairGradient& to, const BiasGradientKernel& kernel, int m_tiles,
+                     int batch, BiasGradientParams* params) {
+  params->blocks_x = ceil_div(to.keys, kernel.tile_n);
+  params->blocks_y = to.sums_rows ? 1 : to.by_sequence ? m_tiles : ceil_div(to.rows, kernel.tile_m);
+  return int64_t{params->blocks_x} * params->blocks_y * to.heads *
+         (to.by_sequence ? batch : to.batch);
+}
+
+// A sum over sequences by so few blocks that they leave multiprocessors idle is done in parts.
+PairParts pair_parts(const BackwardProblem& problem, const Device& device,
+                     const BiasGradientKernel& kernel, int m_tiles) {
+  const PairGradient to = pairs_of(problem);
+  BiasGradientParams unused{};
+  const int64_t blocks = count_blocks(to, kernel, m_tiles, int(problem.batch), &unused);
+  if (!to.sums_batch || to.by_sequence || blocks == 0) return {nullptr, 1, int(problem.batch)};
+  const int64_t most = std::min<int64_t>(device.multiprocessors / blocks, problem.batch);
+  const int each = int(ceil_div<int64_t>(problem.batch, std::max<int64_t>(most, 1)));
+  return {nullptr, int(ceil_div<int64_t>(problem.batch, each)), each};
+}
+
+// Where a part is written.
+PairGradient part_of(const PairGradient& whole, const PairParts& parts) {
+  PairGradient to = whole;
+  to.data = parts.data, to.type = FloatType::kFloat32, to.batch = parts.parts;
+  to.stride_key = 1, to.stride_row = to.keys;
+  to.stride_head = to.stride_row * to.rows, to.stride_batch = to.stride_head * to.heads;
+  return to;
+}
+
 void prepare_pairs(const BackwardProblem& problem, const BiasGradientPlan& plan,
                    const BiasGradientParams& common, Launches* launches) {
   const BiasGradientKernel kernel = kernel_of(problem, plan.dim, false);
   auto& params = launches->make<BiasGradientParams>();
   params = common;
-  params.pairs = pair_gradient(problem.dbias);
-  PairGradient& to = params.pairs;
-  to.by_sequence = problem.sequences_q.packed && to.rows != 1;
+  const PairGradient to = pairs_of(problem);
   if (to.by_sequence) prepare_clear(problem.dbias, launches);
+  params.pairs = to, params.parts = plan.parts;
+  if (plan.parts.parts > 1) {
+    params.parts.data =
+        reinterpret_cast<float*>(static_cast<char*>(problem.workspace) + plan.parts_offset);
+    params.pairs = part_of(to, params.parts);
+  }
   params.same_terms = shares_terms(problem) && !to.sums_heads && !to.sums_rows;
-  params.blocks_x = ceil_div(to.keys, kernel.tile_n);
-  params.blocks_y = to.sums_rows     ? 1
-                    : to.by_sequence ? plan.m_tiles
-                                     : ceil_div(to.rows, kernel.tile_m);
-  const int64_t blocks = int64_t{params.blocks_x} * params.blocks_y * to.heads *
-                         (to.by_sequence ? common.batch : to.batch);
-  if (blocks > 0) add_kernel(kernel, blocks, &params, launches);
+  const int64_t blocks = count_blocks(params.pairs, kernel, plan.m_tiles, common.batch, &params);
+  if (blocks == 0) return;
+  add_kernel(kernel, blocks, &params, launches);
+  if (plan.parts.parts > 1)
+    launches->add(runtime_launch<launch_sum_parts>("summing the parts of dbias", params.parts, to));
 }
 
 void prepare_distances(const BackwardProblem& problem, const BiasGradientPlan& plan,
@@ -138,7 +176,7 @@ void prepare_clear(const BiasView& dbias, Launches* launches) {
   launches->add(runtime_launch<launch_clear_pairs>("clearing dbias", pair_gradient(dbias)));
 }
 
-Status plan(const BackwardProblem& problem, bool stored, size_t* workspace,
+Status plan(const BackwardProblem& problem, const Device& device, bool stored, size_t* workspace,
             BiasGradientPlan* plan) {
   plan->pairs = problem.dbias.given && !stored;
   plan->by_distance = problem.dbias_table.given || problem.dalibi_slopes.given;
@@ -147,6 +185,14 @@ Status plan(const BackwardProblem& problem, bool stored, size_t* workspace,
   const BiasGradientKernel kernel = kernel_of(problem, plan->dim, plan->by_distance);
   plan->m_tiles = int(ceil_div(problem.seq_q, Index{kernel.tile_m}));
   FLASH3_CHECK(check_counts(problem, kernel));
+  if (plan->pairs) {
+    const BiasView& to = problem.dbias;
+    plan->parts = pair_parts(problem, device, kernel_of(problem, plan->dim, false), plan->m_tiles);
+    if (plan->parts.parts > 1)
+      plan->parts_offset = reserve_workspace(
+          size_t(plan->parts.parts) * size_t(to.heads * to.rows * to.keys) * sizeof(float),
+          workspace);
+  }
   if (!plan->by_distance) return {};
   const int n_tiles = int(ceil_div(problem.seq_k, Index{kernel.tile_n})),
             ratio = kernel.tile_m / kernel.tile_n;

@@ -13,6 +13,7 @@
 #include "cuda/device/score/bias.cuh"
 #include "cuda/device/score/dropout.cuh"
 #include "cuda/sm90/backward/bias_gradient_params.h"
+#include "cuda/sm90/backward/store_gradient.cuh"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/seen_keys.cuh"
 #include "cuda/sm90/device/tile.cuh"
@@ -127,7 +128,11 @@ __device__ __forceinline__ void for_each_tile(const BiasGradientParams& params,
   } else {
     const PairGradient& pairs = params.pairs;
     const int n = at.x, out_head = at.z % pairs.heads, out = at.z / pairs.heads;
-    const TileMask::Range sequences = sequences_from(pairs.sums_batch, out);
+    TileMask::Range sequences = sequences_from(pairs.sums_batch, out);
+    if (params.parts.parts > 1) {
+      const int each = params.parts.sequences;
+      sequences = {out * each, min((out + 1) * each, params.batch)};
+    }
     for (int i = sequences.begin; i < sequences.end; ++i) {
       const ListedSequence s = sequence_at(params, i);
       for (int h = pairs.sums_heads ? 0 : out_head;
@@ -261,7 +266,13 @@ struct TileSum {
       return;
     }
     const auto whole = TileMask::make(s.q_length, s.k_length, params.rule);
-    const auto rows = [&](int r) { return keys_of_row<true>(whole, s.k_length, view.row(r)); };
+    const RowKeys own[2] = {keys_of_row<true>(whole, s.k_length, view.row(0)),
+                            keys_of_row<true>(whole, s.k_length, view.row(1))};
+    const auto sees_all = [&](const RowKeys& row) {
+      return row.first <= view.key(0) && row.end > view.key(View::kKeys - 1);
+    };
+    if (__all_sync(~0u, sees_all(own[0]) && sees_all(own[1]))) return;
+    const auto rows = [&](int r) { return own[r]; };
     RangeMask<decltype(rows)>{rows}.apply(view, r_s);
   }
 
@@ -327,15 +338,6 @@ struct TileSum {
     sync_consumers();
   }
 
-  static __device__ __forceinline__ void store(const PairGradient& to, long long at, float x) {
-    if (to.type == FloatType::kFloat32)
-      static_cast<float*>(to.data)[at] = x;
-    else
-      static_cast<uint16_t*>(to.data)[at] =
-          uint16_t(to.type == FloatType::kFloat16 ? pack2<Element::kFloat16>(x, 0.f)
-                                                  : pack2<Element::kBFloat16>(x, 0.f));
-  }
-
   // Neighbouring threads store neighbouring keys.
   __device__ __forceinline__ void store_pairs() const {
     const PairGradient& to = params.pairs;
@@ -345,24 +347,24 @@ struct TileSum {
     // each other.
     const int out = at.z / to.heads, head = at.z % to.heads;
     ListedSequence s{};
+    s.batch = out;
     if (!to.sums_batch && out < params.batch) s = sequence_at(params, out);
-    const int batch = params.sequences.rows == nullptr ? out : s.batch;
-    const long long first = (to.batch > 1 ? batch : 0) * to.stride_batch + head * to.stride_head +
+    const long long first = (to.batch > 1 ? s.batch : 0) * to.stride_batch + head * to.stride_head +
                             (to.by_sequence ? s.q_first * to.stride_row : 0);
     const int key = at.x * Traits::kTileN;
     if (to.sums_rows) {
       if (own >= Traits::kTileN || key + own >= to.keys) return;
       float sum = 0.f;
       for (int i = 0; i < Traits::kTileM; ++i) sum += shared.sums[i][own];
-      store(to, first + (key + own) * to.stride_key, sum);
+      store_gradient(to, first + (key + own) * to.stride_key, sum);
       return;
     }
     const int query = at.y * Traits::kTileM, rows = to.by_sequence ? s.q_length : to.rows;
     for (int i = own / Traits::kTileN; i < Traits::kTileM; i += threads / Traits::kTileN) {
       const int j = own % Traits::kTileN;
       if (query + i < rows && key + j < to.keys)
-        store(to, first + (query + i) * to.stride_row + (key + j) * to.stride_key,
-              shared.sums[i][j]);
+        store_gradient(to, first + (query + i) * to.stride_row + (key + j) * to.stride_key,
+                       shared.sums[i][j]);
     }
   }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/plan.hpp"
+#include "cuda/host/device_info.hpp"
 #include "cuda/host/launches.hpp"
 #include "cuda/sm90/backward/bias_gradient_params.h"
 #include "cuda/sm90/host/packed_copy.hpp"
@@ -15,12 +16,15 @@ struct BiasGradientPlan {
   bool pairs = false, by_distance = false;  // what is wanted
   int dim = 0;                              // of the kernels
   int m_tiles = 0;
-  DiagonalSums diagonals{};  // without its memory
+  DiagonalSums diagonals{};  // without its memory, as the next
   size_t sums_offset = 0;
+  PairParts parts{};
+  size_t parts_offset = 0;
 };
 
 // stored: the main kernel stores dbias.
-Status plan(const BackwardProblem& problem, bool stored, size_t* workspace, BiasGradientPlan* plan);
+Status plan(const BackwardProblem& problem, const Device& device, bool stored, size_t* workspace,
+            BiasGradientPlan* plan);
 
 // Fills dbias with zeros.
 void prepare_clear(const BiasView& dbias, Launches* launches);

@@ -20,6 +20,8 @@ BiasGradientKernel bias_gradient_kernel_of(Element element, bool by_distance);
 
 // Zeroes the rows of packed queries, which sequences may leave out.
 cudaError_t launch_clear_pairs(const PairGradient& pairs, cudaStream_t stream);
+// Sums up the parts.
+cudaError_t launch_sum_parts(const PairParts& parts, const PairGradient& to, cudaStream_t stream);
 
 cudaError_t launch_distance_gradients(const DistanceGradients& params, cudaStream_t stream);
 

@@ -20,6 +20,13 @@ struct PairGradient {
   bool by_sequence;  // rows are those of packed queries
 };
 
+// A sum over sequences in parts, each by blocks of its own: float32 [parts, heads, rows, keys].
+struct PairParts {
+  float* data;
+  int parts;      // 1: there are none
+  int sequences;  // of each, but the last may have fewer
+};
+
 // Sums of dS by j − i, from which the gradients of a table and of slopes follow. A block sums the
 // tiles on one diagonal of a head, of a sequence or of all: float32 [sequences, heads_q,
 // diagonals, kWindow].
@@ -51,6 +58,7 @@ struct BiasGradientParams {
   int blocks_x, blocks_y;  // see SumPlace
   bool same_terms;         // all tiles of a block's sum get the same
   PairGradient pairs;
+  PairParts parts;  // of pairs, which is one of them then
   DiagonalSums diagonals;
 };
 

@@ -40,6 +40,11 @@ struct BackwardConfig {
     return c;
   }
 
+  // Tiles of a bias of each pair come beside those of Q (tile_bias.cuh).
+  FLASH3_HOST_DEVICE constexpr bool bias_tiles() const {
+    return terms == BiasTerms::kPairs || (terms == BiasTerms::kAny && !wide && !lists);
+  }
+
   // The consumers are warpgroups 1 and 2. Warpgroup 0 is the producer; in wide tiles it computes
   // dQ, and the producer is the last one.
   FLASH3_HOST_DEVICE constexpr int threads() const {

@@ -23,6 +23,7 @@
 #pragma once
 
 #include "cuda/device/ptx/memory.cuh"
+#include "cuda/sm90/backward/kernel_params.h"
 #include "cuda/sm90/backward/produce.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/store.cuh"
@@ -183,8 +184,9 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
     if constexpr (Traits::kLists) mask.read(hide_from_optimizer(thread));
     const auto view = mask.template view<kTileM / 2>(m * kTileM, thread);
-    const Probabilities<Traits> probabilities(
-        params, work, Traits::kBiased ? mask.head(params, work, step - end + tiles) : 0, view);
+    [[maybe_unused]] const int head =
+        Traits::kBiased ? mask.head(params, work, step - end + tiles) : 0;
+    const Probabilities<Traits> probabilities(params, work, head, view);
     wgmma_wait<1>();  // S
     fence_operand(r_s);
     if constexpr (Traits::kPersistent) {
@@ -193,7 +195,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
     probabilities.begin(view, r_s, r_p);
     if constexpr (Traits::kBiasTiles)
-      probabilities.add_tile(view, shared.bias[stage], warpgroup, thread, r_s);
+      PairTiles<Traits>{kernel_params(params), work, head}.add(view, shared.bias[stage], warpgroup,
+                                                               thread, r_s);
     mask.apply(r_s, m * kTileM, thread);
     compute_ds<Traits>(probabilities, shared, stage, thread, view, r_s, r_dp, r_p, r_ds);
     if constexpr (Traits::kPersistent) arrive_if(step + 1 == end, &shared.v_empty);
@@ -211,12 +214,13 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     fence_shared_for_async_proxy();
     bool stores_ds = false;
     if constexpr (Traits::kBiasTiles) {
-      stores_ds = probabilities.stores_ds(params, warpgroup, thread);
+      stores_ds = PairTiles<Traits>{kernel_params(params), work, head}.stores(warpgroup, thread);
       if (stores_ds) tma_store_wait_read();  // of the dS before
     }
     mask.meet(walked, warpgroup);
     if constexpr (Traits::kBiasTiles)
-      if (stores_ds) probabilities.store_ds(m * kTileM, shared.ds[ds_stage]);
+      if (stores_ds)
+        PairTiles<Traits>{kernel_params(params), work, head}.store(m * kTileM, shared.ds[ds_stage]);
 
     float r_dq[Traits::kOwnQuads * 4];
     issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes,

@@ -3,6 +3,7 @@
 // always summed in one order.
 #include "cuda/device/ptx/arithmetic.cuh"
 #include "cuda/sm90/backward/bias_gradient_kernels.hpp"
+#include "cuda/sm90/backward/store_gradient.cuh"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -94,7 +95,28 @@ __global__ void __launch_bounds__(kThreads) clear_pairs_kernel(PairGradient to) 
   }
 }
 
+// A thread an element, in the order of the parts.
+__global__ void __launch_bounds__(kThreads) sum_parts_kernel(PairParts parts, PairGradient to) {
+  const long long count = (long long)(to.heads) * to.rows * to.keys;
+  for (long long i = (long long)(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += (long long)(gridDim.x) * kThreads) {
+    float sum = 0.f;
+    for (int part = 0; part < parts.parts; ++part) sum += parts.data[part * count + i];
+    const int key = int(i % to.keys), row = int(i / to.keys % to.rows),
+              head = int(i / to.keys / to.rows);
+    store_gradient(to, head * to.stride_head + row * to.stride_row + key * to.stride_key, sum);
+  }
+}
+
 }  // namespace
+
+cudaError_t launch_sum_parts(const PairParts& parts, const PairGradient& to, cudaStream_t stream) {
+  constexpr long long kMostBlocks = 4096;
+  const long long blocks = ceil_div((long long)(to.heads) * to.rows * to.keys, kThreads);
+  sum_parts_kernel<<<unsigned(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0, stream>>>(
+      parts, to);
+  return cudaPeekAtLastError();
+}
 
 cudaError_t launch_clear_pairs(const PairGradient& pairs, cudaStream_t stream) {
   constexpr int kMostRows = 65535;  // of a grid

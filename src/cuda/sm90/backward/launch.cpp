@@ -96,9 +96,9 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->schedule.sequences = list;
   if (c.terms != BiasTerms::kNone)
     params->biased = bias_params(problem, c.terms, params->scale_log2);
-  if (c.terms == BiasTerms::kPairs)
-    FLASH3_CHECK(encode_bias(problem.bias, c.tile_m, &params->bias_tiles));
-  if (plan.stores_dbias) FLASH3_CHECK(encode_bias(problem.dbias, c.tile_m, &params->gradient));
+  if (c.bias_tiles())
+    FLASH3_CHECK(encode_bias(problem.bias, c.tile_m, &params->biased, &params->bias_tiles));
+  if (plan.stores_dbias) FLASH3_CHECK(encode_tiles(problem.dbias, c.tile_m, &params->gradient));
   if (c.lists) params->mask = problem.mask_lists.memory();
   // Without rows nobody sets the ticket, and nobody needs it.
   params->ticket = workspace.all_tiles() > 0 ? ticket(problem, plan) : nullptr;

@@ -14,7 +14,7 @@ FLASH3_HOST_DEVICE constexpr int bytes_beside_lists(const BackwardConfig& c) {
   const int slots = c.key_tile_slots();
   const int barriers = 7 + 4 * slots + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
   const int queries = c.tile_m * ((c.head_dim + c.head_dim_v) * 2 + 8);  // LSE and delta too
-  const int bias_stages = c.terms == BiasTerms::kPairs ? kQueryStages : 0;
+  const int bias_stages = c.bias_tiles() ? kQueryStages : 0;
   return c.tile_n * (slots * c.head_dim + c.head_dim_v) * 2 + kQueryStages * queries +
          (kDsStages + bias_stages) * c.tile_m * c.tile_n * 2 + c.fragment_quads() * 2048 +
          (8 * barriers + c.mask_keys() * 8 + slots * int(sizeof(KeyTile)) + 4 + 15) / 16 * 16;

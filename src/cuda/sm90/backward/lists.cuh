@@ -153,7 +153,7 @@ struct BesideQ<Traits, true, false> {
   const ListedPlace<Traits>& at;
 
   __device__ __forceinline__ BesideQ(const BackwardParams& p, typename Traits::Shared& s,
-                                        const KeyTile& w, const ListedPlace<Traits>& place)
+                                     const KeyTile& w, const ListedPlace<Traits>& place)
       : params(p), shared(s), work(w), at(place) {}
 
   __device__ __forceinline__ int note(int stage) const {

@@ -166,13 +166,14 @@ void plan_order(const BackwardProblem& problem, const Device& device, const Coun
   }
 }
 
-// Whether dbias has an element for each pair, rounded as dS is: then it is dS. The copy engine
+// Whether dbias has an element for each pair, rounded as dS is: then it is dS, but for a softcap,
+// whose derivative dS has. The copy engine
 // stores whole pieces of 16 bytes.
 bool stores_dbias(const BackwardProblem& problem, const BackwardPlan& plan) {
   const BiasView& dbias = problem.dbias;
-  return plan.kernel->config.terms == BiasTerms::kPairs && dbias.given && plan.grid > 0 &&
-         !dbias.is_summed() && dbias.dtype == problem.dtype && !problem.is_ragged() &&
-         has_tiles(dbias) && dbias.keys % 8 == 0;
+  return plan.kernel->config.bias_tiles() && dbias.given && problem.softcap == 0.f &&
+         plan.grid > 0 && !dbias.is_summed() && dbias.dtype == problem.dtype &&
+         !problem.is_ragged() && has_tiles(dbias) && dbias.keys % 8 == 0;
 }
 
 }  // namespace
@@ -209,7 +210,7 @@ Status plan(const BackwardProblem& problem, const Device& device, size_t* worksp
   }
   plan_order(problem, device, counts, workspace, plan);
   plan->stores_dbias = stores_dbias(problem, *plan);
-  return sm90::plan(problem, plan->stores_dbias, workspace, &plan->bias);
+  return sm90::plan(problem, device, plan->stores_dbias, workspace, &plan->bias);
 }
 
 KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& plan) {

@@ -191,6 +191,10 @@ struct PlainProbabilities {
   }
 };
 
+// What comes in tiles of a bias: tile_bias.cuh.
+template <class Traits>
+struct PairTiles;
+
 // tile_bias.cuh has the others.
 template <class Traits, BiasTerms kTerms = Traits::kConfig.terms>
 struct Probabilities;

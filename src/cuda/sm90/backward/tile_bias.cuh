@@ -76,28 +76,17 @@ struct Probabilities<Traits, BiasTerms::kTable> : PlainProbabilities<Traits> {
   }
 };
 
-// Tiles of a bias of each pair come beside those of Q; those that the copy engine cannot address
-// are read where they lie.
+// Tiles of a bias of each pair, which come beside those of Q, and of its gradient.
 template <class Traits>
-struct Probabilities<Traits, BiasTerms::kPairs> : PlainProbabilities<Traits> {
+struct PairTiles {
   using View = KeysByQueries<Traits::kTileM / 2>;
+  const BackwardKernelParams& params;
   const KeyTile& work;
   const int head;
 
-  __device__ __forceinline__ Probabilities(const BackwardParams& params, const KeyTile& tile,
-                                           int head_index, const View& view)
-      : PlainProbabilities<Traits>(params, tile, head_index, view), work(tile), head(head_index) {}
-
-  template <int N>
-  __device__ __forceinline__ void begin(const View& view, float (&r_s)[N],
-                                        uint32_t (&)[N / 2]) const {
-    if (kernel_params(this->params).bias_tiles.box_rows == 0)
-      add_pairs(head_bias(this->params, work, head), of_sequence<Traits>(work, view), r_s);
-  }
   // tile: beside the tile of Q. What it holds of queries after the last is another sequence's.
-  __device__ __forceinline__ void add_tile(const View& view, const uint8_t* tile, int warpgroup,
-                                           int thread, typename View::Scores& r_s) const {
-    const BackwardKernelParams& params = kernel_params(this->params);
+  __device__ __forceinline__ void add(const View& view, const uint8_t* tile, int warpgroup,
+                                      int thread, typename View::Scores& r_s) const {
     if (params.bias_tiles.box_rows == 0) return;
     add_transposed_bias_tile<typename Traits::DsTile>(
         params.bias_tiles, tile, params.biased.unit,
@@ -113,19 +102,36 @@ struct Probabilities<Traits, BiasTerms::kPairs> : PlainProbabilities<Traits> {
 
   // The gradient's tile is dS: one thread of the block stores it, once both warpgroups have. They
   // write there again after they have met for the next one.
-  static __device__ __forceinline__ bool stores_ds(const BackwardParams& params, int warpgroup,
-                                                   int thread) {
-    return warpgroup == 0 && thread == 0 && kernel_params(params).gradient.box_rows != 0;
+  __device__ __forceinline__ bool stores(int warpgroup, int thread) const {
+    return warpgroup == 0 && thread == 0 && params.gradient.box_rows != 0;
   }
-  __device__ __forceinline__ void store_ds(int query, const uint8_t* ds) const {
-    const BiasTiles& to = kernel_params(this->params).gradient;
-    BoxAt at = bias_box(to, work.sequence, head, query, work.key);
+  __device__ __forceinline__ void store(int query, const uint8_t* ds) const {
+    BoxAt at = bias_box(params.gradient, work.sequence, head, query, work.key);
 #pragma unroll
     for (int c = 0; c < Traits::DsTile::kChunks; ++c) {
       at.dim = work.key + c * Traits::DsTile::kChunk;
-      tma_store(&to.map, at, ds + c * Traits::DsTile::kChunkBytes);
+      tma_store(&params.gradient.map, at, ds + c * Traits::DsTile::kChunkBytes);
     }
     tma_store_commit();
+  }
+};
+
+// What the copy engine cannot address is read where it lies.
+template <class Traits>
+struct Probabilities<Traits, BiasTerms::kPairs> : PlainProbabilities<Traits> {
+  using View = KeysByQueries<Traits::kTileM / 2>;
+  const KeyTile& work;
+  const int head;
+
+  __device__ __forceinline__ Probabilities(const BackwardParams& params, const KeyTile& tile,
+                                           int head_index, const View& view)
+      : PlainProbabilities<Traits>(params, tile, head_index, view), work(tile), head(head_index) {}
+
+  template <int N>
+  __device__ __forceinline__ void begin(const View& view, float (&r_s)[N],
+                                        uint32_t (&)[N / 2]) const {
+    if (kernel_params(this->params).biased.bias.pairs != nullptr)
+      add_pairs(head_bias(this->params, work, head), of_sequence<Traits>(work, view), r_s);
   }
 };
 
@@ -135,7 +141,7 @@ struct BiasStages {
   uint8_t bias[kQueryStages][SharedTile<kRow.tile_m, kRow.tile_n>::kBytes];
 };
 template <class Common, BackwardConfig kRow>
-  requires(kRow.terms == BiasTerms::kPairs)
+  requires(kRow.bias_tiles())
 struct SharedOf<Common, kRow> : BiasStages<kRow>, Common {};
 
 template <class Traits>

@@ -34,7 +34,7 @@ struct BackwardKernelParams;
 template <class Common, BackwardConfig kRow>
 struct SharedOf;
 template <class Common, BackwardConfig kRow>
-  requires(!kRow.lists && kRow.terms != BiasTerms::kPairs)
+  requires(!kRow.lists && !kRow.bias_tiles())
 struct SharedOf<Common, kRow> : Common {};
 
 template <BackwardConfig kRow, Element kElement_>
@@ -45,7 +45,7 @@ struct BackwardTraits {
   static constexpr bool kLists = kConfig.lists;
   static constexpr bool kCapped = kConfig.score == ScoreKind::kSoftcap;
   static constexpr bool kBiased = kConfig.terms != BiasTerms::kNone;
-  static constexpr bool kBiasTiles = kConfig.terms == BiasTerms::kPairs;  // beside those of Q
+  static constexpr bool kBiasTiles = kConfig.bias_tiles();  // beside those of Q
   // Scores take all registers that there are.
   static constexpr bool kFull = kCapped || kConfig.terms == BiasTerms::kAny;
   static constexpr int kHeadDim = kConfig.head_dim;

@@ -69,6 +69,12 @@ struct ForwardConfig {
   // the other is transposed.
   FLASH3_HOST_DEVICE constexpr int raw_v_parts() const { return raw_v_stages == 1 ? 2 : 1; }
 
+  // Tiles of a bias of each pair come beside those of K (tile_bias.cuh).
+  FLASH3_HOST_DEVICE constexpr bool bias_tiles() const {
+    const bool any = terms == BiasTerms::kAny && head_dim <= 128 && !paged && !lists && !fp8();
+    return terms == BiasTerms::kPairs || any;
+  }
+
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
   FLASH3_HOST_DEVICE constexpr int accumulators() const { return (tile_n + head_dim_v) / 2; }

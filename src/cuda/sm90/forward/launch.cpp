@@ -126,9 +126,9 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   if (config.terms != BiasTerms::kNone)
     params.biased =
         bias_params(problem, config.terms, problem.softcap > 0.f ? 1.f : params.scale_log2);
-  if (config.terms == BiasTerms::kPairs)
-    FLASH3_CHECK(
-        encode_bias(problem.bias, config.tile_m() / config.warpgroups, &params.bias_tiles));
+  if (config.bias_tiles())
+    FLASH3_CHECK(encode_bias(problem.bias, config.tile_m() / config.warpgroups, &params.biased,
+                             &params.bias_tiles));
   if (config.score == ScoreKind::kBiased) params.score_slack = slack;
   params.least_exact = problem.max_logits.wanted ? 0.f : -params.score_slack;
 

@@ -14,7 +14,7 @@ namespace flash3::cuda::sm90 {
 FLASH3_HOST_DEVICE constexpr int control_bytes(const ForwardConfig& c) {
   const int barriers = 2 * c.warpgroups * c.q_stages + 4 * c.stages +
                        2 * c.raw_v_stages * c.raw_v_parts() + 2 * c.raw_stages + 1 +
-                       (c.terms == BiasTerms::kPairs ? 2 * c.warpgroups * kBiasStages : 0);
+                       (c.bias_tiles() ? 2 * c.warpgroups * kBiasStages : 0);
   const int tile_ring = 2408;                              // device/scheduler.cuh
   const int rows = c.tile_m() / 16 * 40 + c.tile_m() * 8;  // forward/warp_rows.cuh
   const int q_scales = c.q_stages * 4 * (c.row_scales() ? c.tile_m() : 4);
@@ -34,8 +34,7 @@ FLASH3_HOST_DEVICE constexpr int bytes_beside_sums(const ForwardConfig& c) {
   return (c.q_stages * q + c.stages * (k + (c.fp8() ? transposed_v : v)) + c.raw_v_stages * v) *
              c.element_bytes() +
          c.raw_stages * c.raw_bytes() +
-         (c.terms == BiasTerms::kPairs ? kBiasStages * c.tile_m() * c.tile_n * 2 : 0) +
-         control_bytes(c);
+         (c.bias_tiles() ? kBiasStages * c.tile_m() * c.tile_n * 2 : 0) + control_bytes(c);
 }
 
 // Of the factors that the second level of sums is multiplied by.

@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_query_rows(const ForwardParams& params, con
 }
 
 // What comes beside Q's tiles: nothing, or those of a bias (tile_bias.cuh).
-template <class Traits, BiasTerms kTerms = Traits::kConfig.terms>
+template <class Traits, bool kTiles = Traits::kConfig.bias_tiles()>
 struct BiasLoader {
   __device__ __forceinline__ void load(const ForwardParams&, typename Traits::Shared&,
                                        const WorkTile&) const {}
@@ -128,7 +128,7 @@ struct TmaBarriers {
     for (auto& barriers : shared.q_barriers) barriers.init(4);  // each warp
     shared.k_barriers.init(4 * Traits::kWarpgroups);            // each consumer warp
     shared.v_barriers.init(4 * Traits::kWarpgroups);
-    if constexpr (Traits::kConfig.terms == BiasTerms::kPairs)
+    if constexpr (Traits::kConfig.bias_tiles())
       for (auto& barriers : shared.bias_barriers) barriers.init(4);
   }
 };

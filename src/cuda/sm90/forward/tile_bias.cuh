@@ -18,7 +18,7 @@ struct BiasRing {
   uint8_t bias[kBiasStages][kRow.warpgroups][SharedTile<kWarpgroupRows, kRow.tile_n>::kBytes];
 };
 template <class Common, ForwardConfig kRow>
-  requires(kRow.terms == BiasTerms::kPairs)
+  requires(kRow.bias_tiles())
 struct SharedOf<Common, kRow> : BiasRing<kRow>, Common {
   RingBarriers<kBiasStages> bias_barriers[kRow.warpgroups];
 };
@@ -81,9 +81,53 @@ struct BiasedRows : NoTileBias {
   }
 };
 
-template <class Traits>
-struct TileBias<Traits, BiasTerms::kAny> : BiasedRows<Traits> {
+// A bias of each pair, in tiles beside K's that come by a ring of their own for each warpgroup.
+template <class Traits, bool kTiles = Traits::kConfig.bias_tiles()>
+struct PairTiles : BiasedRows<Traits> {
   using BiasedRows<Traits>::BiasedRows;
+};
+template <class Traits>
+struct PairTiles<Traits, true> : BiasedRows<Traits> {
+  typename Traits::Shared& shared;
+  const typename Traits::KvState& k_state;
+  const int warpgroup, thread;
+  typename Traits::BiasState at;
+
+  template <class C>
+  __device__ __forceinline__ explicit PairTiles(const C& c)
+      : BiasedRows<Traits>(c),
+        shared(c.shared),
+        k_state(c.k_state),
+        warpgroup(c.warpgroup),
+        thread(c.thread) {}
+
+  __device__ __forceinline__ const BiasTiles& tiles() const {
+    return kernel_params(this->params).bias_tiles;
+  }
+  // There is one for each tile of K.
+  template <class Tile>
+  __device__ __forceinline__ void read(const Tile&) {
+    static_assert(Traits::kStages == 2 && kBiasStages == 1);
+    at = {0, uint32_t(k_state.stage)};
+  }
+  template <class Tile>
+  __device__ __forceinline__ void add_tile(Tile& tile) const {
+    // Beside other terms there are no registers for addresses that the compiler would compute
+    // early.
+    constexpr bool kFew = Traits::kConfig.terms == BiasTerms::kAny;
+    auto& barriers = shared.bias_barriers[warpgroup];
+    wait(&barriers.full[at.stage], at.phase, "bias_full");
+    add_bias_tile<typename Traits::BiasTile>(
+        tiles(), shared.bias[at.stage][warpgroup], this->biased().unit,
+        this->biased().bias.type == FloatType::kBFloat16,
+        kFew ? hide_from_optimizer(thread) : thread, tile.scores);
+    release(&barriers.empty[at.stage], thread);
+  }
+};
+
+template <class Traits>
+struct TileBias<Traits, BiasTerms::kAny> : PairTiles<Traits> {
+  using PairTiles<Traits>::PairTiles;
 
   template <class Tile, class Mask>
   __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) const {
@@ -94,6 +138,8 @@ struct TileBias<Traits, BiasTerms::kAny> : BiasedRows<Traits> {
       for (float& s : tile.scores) s = cap.value(s);
     }
     add_bias(this->head(), this->of_sequence(tile.view()), tile.scores);
+    if constexpr (Traits::kConfig.bias_tiles())
+      if (this->tiles().box_rows != 0) this->add_tile(tile);
     if (masked) mask();
   }
   template <class Tile>
@@ -165,41 +211,15 @@ struct TileBias<Traits, BiasTerms::kTable> : BiasedRows<Traits> {
   }
 };
 
-// Its tiles come beside K's, by a ring of their own for each warpgroup; those that the copy engine
-// cannot address are read where they lie.
+// What the copy engine cannot address is read where it lies.
 template <class Traits>
-struct TileBias<Traits, BiasTerms::kPairs> : BiasedRows<Traits> {
-  using Tiles = typename Traits::BiasTile;
-  using Ring = typename Traits::BiasState;
+struct TileBias<Traits, BiasTerms::kPairs> : PairTiles<Traits> {
+  using PairTiles<Traits>::PairTiles;
 
-  typename Traits::Shared& shared;
-  const typename Traits::KvState& k_state;
-  const int warpgroup, thread;
-  Ring at;
-
-  template <class C>
-  __device__ __forceinline__ explicit TileBias(const C& c)
-      : BiasedRows<Traits>(c),
-        shared(c.shared),
-        k_state(c.k_state),
-        warpgroup(c.warpgroup),
-        thread(c.thread) {}
-
-  // There is one for each tile of K.
-  template <class Tile>
-  __device__ __forceinline__ void read(const Tile&) {
-    static_assert(Traits::kStages == 2 && kBiasStages == 1);
-    at = {0, uint32_t(k_state.stage)};
-  }
   template <class Tile, class Mask>
   __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) const {
-    const BiasTiles& tiles = kernel_params(this->params).bias_tiles;
-    if (tiles.box_rows != 0) {
-      auto& barriers = shared.bias_barriers[warpgroup];
-      wait(&barriers.full[at.stage], at.phase, "bias_full");
-      add_bias_tile<Tiles>(tiles, shared.bias[at.stage][warpgroup], this->biased().unit,
-                           this->biased().bias.type == FloatType::kBFloat16, thread, tile.scores);
-      release(&barriers.empty[at.stage], thread);
+    if (this->tiles().box_rows != 0) {
+      this->add_tile(tile);
       if (!masked) return;
     } else {
       add_pairs(this->head(), this->of_sequence(tile.view()), tile.scores);
@@ -210,7 +230,7 @@ struct TileBias<Traits, BiasTerms::kPairs> : BiasedRows<Traits> {
 
 // Loads the tiles of a work tile, as K's are loaded.
 template <class Traits>
-struct BiasLoader<Traits, BiasTerms::kPairs> {
+struct BiasLoader<Traits, true> {
   typename Traits::BiasState state = {};
 
   __device__ __forceinline__ void load(const ForwardParams& params, typename Traits::Shared& shared,

@@ -135,7 +135,7 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kAny,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.2, .tile_us = 2.4},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kAny,
-     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.82, .tile_us = 2.3},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kAny,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
     {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kBiased, .terms = BiasTerms::kAny, .paged = true,

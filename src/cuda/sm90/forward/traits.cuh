@@ -116,7 +116,7 @@ struct ForwardConstants {
 template <class Common, ForwardConfig kRow>
 struct SharedOf;
 template <class Common, ForwardConfig kRow>
-  requires(!kRow.split && !kRow.lists && kRow.terms != BiasTerms::kPairs)
+  requires(!kRow.split && !kRow.lists && !kRow.bias_tiles())
 struct SharedOf<Common, kRow> : Common {};
 
 template <ForwardConfig kRow, Element kElement>

@@ -61,7 +61,7 @@ inline bool has_tiles(const BiasView& bias) {
          tma_can_address(view);
 }
 // In tiles of tile_rows rows, or of one that serves all queries.
-inline Status encode_bias(const BiasView& bias, int tile_rows, BiasTiles* tiles) {
+inline Status encode_tiles(const BiasView& bias, int tile_rows, BiasTiles* tiles) {
   *tiles = {};
   if (!has_tiles(bias)) return {};
   const TensorView view = bias_rows(bias);
@@ -70,6 +70,13 @@ inline Status encode_bias(const BiasView& bias, int tile_rows, BiasTiles* tiles)
   RowMap rows;
   return encode_map(view, RowIndexing::kBySequence, {tiles->box_rows, kBiasBoxKeys}, &tiles->map,
                     &rows);
+}
+
+// A call's bias, for a kernel that takes tiles: as such if it may be, else as it lies.
+inline Status encode_bias(const BiasView& bias, int tile_rows, BiasParams* params,
+                          BiasTiles* tiles) {
+  if (has_tiles(bias)) params->bias.pairs = nullptr;
+  return encode_tiles(bias, tile_rows, tiles);
 }
 
 }  // namespace flash3::cuda::sm90

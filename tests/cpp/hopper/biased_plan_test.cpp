@@ -43,6 +43,22 @@ TEST(BiasedFp8, TakesTheKernelOfItsTerms) {
             "fwd_e4m3_d128_lists_biased_128x128");
 }
 
+TEST(BiasedFp8, IsExplained) {
+  const auto scores = [](const std::string& id) {
+    const std::string lines = explained(problem_of(id));
+    const size_t at = lines.find("scores: ");
+    return at == std::string::npos ? "" : lines.substr(at, lines.find('\n', at) - at);
+  };
+  const std::string added = "scores: with what depends on their place, added tile by tile";
+  for (const std::string dtype : {"e4m3", "bf16"}) {
+    const std::string call = dtype + "/b2/q200/k300/h4x2/d128/causal";
+    EXPECT_EQ(scores(call), "");
+    for (const std::string terms :
+         {"alibi_slopes=heads", "bias_table=hd", "softcap20/alibi_slopes=heads/bias_table=d"})
+      EXPECT_EQ(scores(call + "/" + terms), added) << terms;
+  }
+}
+
 // A key tile has one scale: where blocks of keys have their own it lies in one of them.
 TEST(BiasedFp8, TilesOf192KeysAreForOtherScalesThanThoseOfBlocks) {
   const std::string call = "e4m3/b1/q8000/k8000/h8/d128/causal/alibi_slopes=heads";

@@ -266,8 +266,8 @@ def test_what_is_refused():
 @pytest.mark.gpu
 def test_what_a_gpu_refuses():
     q, k, v = make(torch.bfloat16, 1, 90, 120, device="cuda")
-    with pytest.raises(NotImplementedError, match="alibi_slopes is given but k and v are FP8, or become it"):
-        flash3.attention(q, k, v, compute="fp8", alibi_slopes=make_slopes(device="cuda"))
+    with pytest.raises(NotImplementedError, match="alibi_slopes is given and q.dtype = bfloat16 but k and v are float8_e4m3"):
+        flash3.attention_with_kv_cache(q, *(x.to(torch.float8_e4m3fn) for x in (k, v)), alibi_slopes=make_slopes(device="cuda"))
 
 
 def test_it_is_documented():

@@ -54,7 +54,7 @@ def standing_for(t):
     return [values(t[name], t.get(f"{name}_scale"), group if name == "q" else 1) for name in "qkv"]
 
 
-def references(q, k, v, *, softmax_scale=None, softcap=0.0, sink=None, **mask):
+def references(q, k, v, *, softmax_scale=None, softcap=0.0, sink=None, alibi_slopes=None, bias_table=None, **mask):
     """(exact out, out with weights rounded to e4m3 times 256, exact lse), all in float64."""
     groups = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
@@ -63,6 +63,13 @@ def references(q, k, v, *, softmax_scale=None, softcap=0.0, sink=None, **mask):
         scores = softcap * torch.tanh(scores / softcap)
     if not scores.shape[-1]:
         return (v.new_zeros(*q.shape[:-1], v.shape[-1]),) * 2 + (torch.full_like(scores.sum(-1), -math.inf),)
+    distance = (torch.arange(k.shape[1], device=q.device)[None] - torch.arange(q.shape[1], device=q.device)[:, None]
+                - (k.shape[1] - q.shape[1]))
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes.double()[..., None, None] * distance.abs()
+    if bias_table is not None:
+        reach = bias_table.shape[1] // 2
+        scores = scores + bias_table.double()[:, distance.clamp(-reach, reach) + reach]
     scores = scores.masked_fill(~visible(q.shape[1], k.shape[1], device=q.device, **mask), -math.inf)
     top = scores.amax(-1, keepdim=True).nan_to_num(neginf=0)
     weights = torch.exp(scores - top)
@@ -102,6 +109,66 @@ def test_heads_and_head_dims(device, heads_q, heads_k, dim, dim_v, scales):
     sink = torch.randn(heads_q, device=device)
     out, lse = flash3.attention(**t, causal=True, sink=sink, return_lse=True)
     check(out, lse, *references(*standing_for(t), causal=True, sink=sink))
+
+
+def slopes_and_table(device, heads, *batch):
+    """Slopes of both signs, and a table of 2 * 40 + 1 entries of which one hides its pairs."""
+    g = torch.Generator().manual_seed(3)
+    slopes = 0.2 * torch.randn(*batch, heads, generator=g)
+    table = torch.randn(heads, 81, generator=g)
+    table[:, 37] = -math.inf
+    return {"alibi_slopes": slopes.to(device), "bias_table": table.to(device)}
+
+
+BIASES = [("alibi_slopes",), ("bias_table",), ("alibi_slopes", "bias_table")]
+
+
+@pytest.mark.parametrize("names", BIASES, ids="-".join)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (60, 20)}, {"causal": True, "softcap": 3.0}], ids=str)
+@pytest.mark.parametrize("dim,scales", [(64, "blocks"), (64, "none"), (128, "heads"), (128, "blocks"), (192, "tensor"), (256, "blocks")])
+def test_biases_by_distance(device, dim, scales, options, names):
+    t = fp8_inputs(device, scales, seq_q=200, seq_k=330, heads_q=6, heads_k=2, dim=dim, dim_v=min(dim, 128))
+    given = slopes_and_table(device, 6, *[2] * (scales == "blocks"))
+    options = {**options, **{name: given[name] for name in names}, "sink": torch.linspace(-1, 2, 6, device=device)}
+    out, lse = flash3.attention(**t, **options, return_lse=True)
+    check(out, lse, *references(*standing_for(t), **options))
+
+
+@pytest.mark.parametrize("names", BIASES, ids="-".join)
+def test_biases_of_a_cache(device, names):
+    """Sequences count from their own last key, wherever in pages it lies."""
+    t = fp8_inputs(device, "heads", seq_q=40, seq_k=320, heads_q=6, heads_k=2, dim=64, dim_v=64)
+    used, page = torch.tensor([320, 77], dtype=torch.int32, device=device), 64
+    pages = torch.randperm(10, generator=torch.Generator().manual_seed(5)).reshape(2, 5).to(device)
+    given = slopes_and_table(device, 6)
+    options = {"causal": True, **{name: given[name] for name in names}}
+    caches = []
+    for x in (t["k"], t["v"]):
+        cache = torch.zeros(10, page, *x.shape[2:], dtype=torch.uint8, device=device)
+        cache[pages] = x.view(torch.uint8).unflatten(1, (5, page))
+        caches.append(cache.view(FP8))
+    scales = {name: t[name] for name in ("q_scale", "k_scale", "v_scale")}
+    out, lse = flash3.attention_with_kv_cache(t["q"], *caches, seqused_k=used, page_table=pages.int(), **scales, **options, return_lse=True)
+    for b, keys in enumerate((320, 77)):
+        one = {name: x[b:b + 1, :keys] if name in "kv" else x[b:b + 1] for name, x in t.items()}
+        check(out[b:b + 1], lse[b:b + 1], *references(*standing_for(one), **options))
+
+
+@pytest.mark.parametrize("names", BIASES, ids="-".join)
+def test_compute_takes_biases_by_distance(device, names):
+    q, k, v = make(device, torch.bfloat16, seq_q=200, seq_k=300, heads_q=4, heads_k=2, dim=128, grad=True)
+    given = {name: x.nan_to_num(neginf=-9).requires_grad_() for name, x in slopes_and_table(device, 4).items() if name in names}
+    how = {"causal": True, "deterministic": True, **given}
+    out, lse = flash3.attention(q, k, v, **how, compute="fp8", return_lse=True)
+    wanted = flash3.attention(q, k, v, **how)
+    assert (out - wanted).float().norm() < 0.1 * wanted.float().norm()
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(device, out.dtype)
+    got = torch.autograd.grad(out, [q, k, v, *given.values()], dout)
+    written = {f"d{name}": torch.empty_like(x) for name, x in given.items()}
+    with torch.no_grad():
+        backward = flash3.attention_backward(dout, q, k, v, out, lse, **how, **written)
+    for a, b in zip(got, [*backward[:3], *written.values()], strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)

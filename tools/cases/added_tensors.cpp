@@ -141,10 +141,12 @@ bool takes_added_tensors(flash3_backend backend, const Case& c) {
     if (field.is_cpu_alone) takes = false;
     if (field.name != "max_logits") is_biased = true;
   });
-  // No kernel of FP8 adds to scores, nor one of latent attention.
+  // Kernels of FP8 add what depends on the distance alone; those that widen keys add nothing, nor
+  // do those of latent attention.
   const bool has_fp8_keys = c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3;
+  if (has_fp8_keys && (c.added["max_logits"] != 0 || c.added["bias"] != 0)) return false;
   if (!is_biased || !takes) return takes;
-  if (has_fp8_keys || c.latent || c.qv) return false;
+  if ((has_fp8_keys && !c.fp8 && c.dtype != FLASH3_FLOAT8_E4M3) || c.latent || c.qv) return false;
   // Nor do those that read caches in any layout: the library says which others there are. Where a
   // base address is odd, a question, which has no addresses, cannot tell.
   if (!c.has_cache()) return true;

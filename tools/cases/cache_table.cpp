@@ -292,6 +292,22 @@ void add_split_fp8_prompts(std::span<const flash3_dtype> dtypes, std::vector<Cas
   }
 }
 
+// Some of those with slopes, a table or both too, which each tile has of one head. Rows of V are
+// such as TMA can load: no decode kernel takes the call instead.
+void add_biased_fp8_prompts(size_t first, std::vector<Case>* table) {
+  size_t n = 0;
+  for (size_t i = first, count = table->size(); i < count; ++i) {
+    Case c = (*table)[i];
+    if (c.dtype != FLASH3_FLOAT8_E4M3 || c.head_dim_v % 16 != 0) continue;
+    if (c.seq_k < 5000 && i % 3 != 0) continue;
+    if (n % 3 != 1) *c.added.find("alibi_slopes") = 1 + static_cast<int64_t>(n % 2);
+    if (n % 3 != 0) *c.added.find("bias_table") = 1 + static_cast<int64_t>(n / 2 % 2);
+    c.seed += 2000;
+    table->push_back(c);
+    ++n;
+  }
+}
+
 // FP8 keys and values under every kind of q, with all kinds of scales.
 std::vector<Case> fp8_cases(Level level) {
   constexpr flash3_dtype kDtypes[] = {FLASH3_BFLOAT16, FLASH3_FLOAT16, FLASH3_FLOAT8_E4M3};
@@ -325,8 +341,10 @@ std::vector<Case> fp8_cases(Level level) {
       c.rotary = Rotary::kNone, c.rotary_offsets = c.rotate = false;
     ++i;
   }
+  const size_t scaled = list.size();
   add_packed_fp8_prompts(&list);
   add_split_fp8_prompts(kDtypes, &list);
+  add_biased_fp8_prompts(scaled, &list);
   return list;
 }
 

@@ -25,6 +25,43 @@ constexpr Shape kShapes[] = {
 constexpr Layout kLayouts[] = {Layout::kBatchSeq, Layout::kHeadsFirst, Layout::kPadded,
                                Layout::kOdd};
 
+// Scores with what depends on the distance, in each kernel that has it and in one wider than the
+// head dims: under every kind of mask, beside softcaps and sinks. The quick ones are a third.
+void add_biased(Level level, std::vector<Case>* list) {
+  constexpr struct {
+    int64_t slopes, table;  // values of the two options
+  } kTerms[] = {{1, 0}, {0, 1}, {2, 0}, {0, 2}, {2, 1}};
+  constexpr struct {
+    int64_t batch, seq_q, seq_k, heads_q, heads_k;
+  } kSizes[] = {
+      {2, 200, 200, 4, 2}, {1, 150, 333, 3, 3}, {2, 333, 150, 6, 1}, {1, 700, 1100, 2, 1}};
+  constexpr struct {
+    int64_t qk, v;
+  } kDims[] = {{64, 64}, {128, 128}, {256, 256}, {96, 72}, {192, 128}};
+  size_t i = 0;
+  for (const auto& dims : kDims)
+    for (const auto& terms : kTerms)
+      for (const int mask : {0, 1, 2, 3, 4}) {
+        const auto& size = kSizes[(i + i / 4) % std::size(kSizes)];
+        Case c;
+        c.dtype = FLASH3_FLOAT8_E4M3, c.head_dim = dims.qk, c.head_dim_v = dims.v;
+        c.batch = size.batch, c.seq_q = size.seq_q, c.seq_k = size.seq_k;
+        c.heads_q = size.heads_q, c.heads_k = size.heads_k;
+        *c.added.find("alibi_slopes") = terms.slopes, *c.added.find("bias_table") = terms.table;
+        c.causal = mask == 1 || mask == 3, c.window = mask == 2 || mask == 3;
+        if (c.window) c.window_left = 100;
+        if (mask == 2) c.window_right = 50;
+        if (mask == 4) c.chunk = 100;
+        if (i % 4 == 3) c.softcap = 30;
+        c.sink = i % 5 == 0 ? Sink::kFloat32 : i % 5 == 3 ? Sink::k16 : Sink::kNone;
+        c.scales = kScales[i / 2 % std::size(kScales)];
+        c.out_dtype = kOuts[i % std::size(kOuts)], c.want_lse = true;
+        c.seed = i + 1;  // which tells the size of a table
+        if (level == Level::kFull || i % 3 == 0) list->push_back(c);
+        ++i;
+      }
+}
+
 }  // namespace
 
 std::vector<Case> fp8_case_table(Level level, bool ragged) {
@@ -49,6 +86,7 @@ std::vector<Case> fp8_case_table(Level level, bool ragged) {
       c.causal = dim_v != 192, c.softcap = 30, c.want_lse = true, c.scales = Scales::kBlock;
       list.push_back(c);
     }
+  if (!ragged) add_biased(level, &list);
   // Sums in other levels than their lengths lead to.
   if (!ragged)
     for (const int64_t dim : {64, 128, 192, 256})

@@ -145,6 +145,15 @@ std::vector<Case> fp8_mask_case_table() {
   constexpr flash3_dtype kFp8[] = {FLASH3_FLOAT8_E4M3};
   auto table = mask_case_table(Level::kQuick, kFp8, false);
   std::erase_if(table, [](const Case& c) { return c.softcap > 0; });
+  // Every third with slopes, a table or both too.
+  for (size_t i = 0, count = table.size(); i < count; i += 3) {
+    Case c = table[i];
+    const size_t kind = i / 3 % 3;
+    if (kind != 1) *c.added.find("alibi_slopes") = 1 + static_cast<int64_t>(i % 2);
+    if (kind != 0) *c.added.find("bias_table") = 1 + static_cast<int64_t>(i % 2);
+    c.seed = i + 1;  // which tells the size of a table
+    table.push_back(c);
+  }
   return table;
 }
 

@@ -238,14 +238,16 @@ std::vector<Case> with_added_tensors(std::vector<Case> cases, flash3_backend bac
   size_t nexts[2] = {};  // those of latent attention are few, and have a turn of their own
   for (size_t i = 0, count = cases.size(); i < count; i += kEach) {
     const Case c = cases[i];
-    if (c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) continue;
     size_t& next = nexts[c.latent || c.qv];
     for (size_t tried = 0; tried < choices.size(); ++tried) {
       const Choice& choice = choices[next++ % choices.size()];
       if (!takes(c, choice.field)) continue;
       Case with = c;
       *with.added.find(choice.field.name) = choice.value;
-      if (choice.field.name == "dropout_state") with.dropout = 0.3f;
+      if (choice.field.name == "dropout_state") {
+        if (c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) continue;
+        with.dropout = 0.3f;
+      }
       with.want_dadded = c.backward;
       with.seed += next;  // which tells dtypes and the sizes of tables
       if (!takes_added_tensors(backend, with)) continue;

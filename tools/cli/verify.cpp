@@ -73,7 +73,7 @@ std::vector<Case> table_of(const VerifyOptions& options, flash3_backend backend,
   auto list = with_added(options.ragged ? cases::ragged_case_table(level, dtypes)
                                         : cases::case_table(level, dtypes));
   if (!takes_fp8(backend)) return list;
-  for (const Case& c : cases::fp8_case_table(level, options.ragged)) list.push_back(c);
+  for (const Case& c : with_added(cases::fp8_case_table(level, options.ragged))) list.push_back(c);
   return list;
 }
 

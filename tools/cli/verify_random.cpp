@@ -35,8 +35,8 @@ bool is_wanted(const VerifyOptions& options, const Case& c) {
 
 bool takes(flash3_backend backend, const Case& c) {
   const bool has_fp8_keys = c.fp8 || c.dtype_of_kv() == FLASH3_FLOAT8_E4M3;
-  if (backend == FLASH3_BACKEND_HOPPER && has_fp8_keys &&
-      (c.added["max_logits"] != 0 || (c.mask.given() && (c.softcap > 0 || c.kv8))))
+  if (backend == FLASH3_BACKEND_HOPPER && has_fp8_keys && c.mask.given() &&
+      (c.softcap > 0 || c.kv8))
     return false;
   if (backend == FLASH3_BACKEND_HOPPER && c.mask.given() && c.has_cache()) return false;
   if (!cases::takes_added_tensors(backend, c)) return false;

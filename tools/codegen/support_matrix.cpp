@@ -190,9 +190,14 @@ const Feature kFeatures[] = {
     {"masks as data: ranges, documents, blocks, a byte for each pair",
      {"b2/q300/k500/h8x2/d128/full/mask:ranges3.h", "b2/q300/k300/h8/d64/causal/mask:documents.b",
       "b1/q300/k500/h8x2/d256/full/mask:blocks64x64", "b2/q300/k500/h8x2/d96/w100:/mask:dense"}},
-    {"ALiBi, biases by pair and by distance",
-     {"b2/q300/k500/h8x2/d128/causal/alibi_slopes=batch_heads", "b2/q300/k500/h8/d64/full/bias=hqk",
+    {"ALiBi, biases by distance",
+     {"b2/q300/k500/h8x2/d128/causal/alibi_slopes=batch_heads",
       "b2/q300/k500/h8x2/d256/causal/bias_table=hd",
+      "b2/q300/k500/h8/d96/causal/softcap20/alibi_slopes=heads/bias_table=d",
+      "b3/q1/k300/h8x2/d128/causal/usedk/paged16/alibi_slopes=heads",
+      "b2/q300/k500/h8x2/d64/full/mask:dense/bias_table=d"}},
+    {"biases by pair",
+     {"b2/q300/k500/h8/d64/full/bias=hqk",
       "b2/q300/k500/h8/d96/causal/softcap20/alibi_slopes=heads/bias=bk/bias_table=d"}},
     {"dropout, with its gradients",
      {"b2/q300/k500/h8x2/d128/causal/dropout0.1/bwd", "b2/q300/k500/h8/d64/full/dropout0.5/bwd",
@@ -324,6 +329,11 @@ bool is_paged(const ForwardKernel& kernel) { return kernel.config.paged; }
 bool is_paged(const BackwardKernel&) { return false; }
 bool is_split(const ForwardKernel& kernel) { return kernel.config.split; }
 bool is_split(const BackwardKernel&) { return false; }
+// Rows of caches are whole 16 bytes.
+int dim_step(const ForwardKernel& kernel) {
+  return kernel.config.paged ? 16 / kernel.config.element_bytes() : 1;
+}
+int dim_step(const BackwardKernel&) { return 1; }
 int consumers(const ForwardKernel& kernel) { return kernel.config.warpgroups; }
 int consumers(const BackwardKernel&) { return cuda::sm90::kConsumerWarpgroups; }
 std::string stages(const ForwardKernel& kernel) {
@@ -335,6 +345,21 @@ std::string more_registers(const ForwardKernel&) { return {}; }
 std::string more_registers(const BackwardKernel& kernel) {
   const cuda::sm90::BackwardConfig& c = kernel.config;
   return c.wide ? message(", of dQ ", c.dq_registers()) : "";
+}
+
+// What the calls of a kernel's row have: the terms that it adds, a softcap, a mask as lists.
+template <class Config>
+std::string options_of(const Config& c) {
+  std::string options = c.score == cuda::ScoreKind::kSoftcap ? "/softcap30" : "";
+  switch (c.terms) {
+    case cuda::BiasTerms::kNone: break;
+    case cuda::BiasTerms::kAny: options += "/alibi_slopes=heads/bias_table=hd"; break;
+    case cuda::BiasTerms::kSlopes: options += "/alibi_slopes=heads"; break;
+    case cuda::BiasTerms::kTable: options += "/bias_table=hd"; break;
+    case cuda::BiasTerms::kPairs: options += "/bias=hqk"; break;
+    case cuda::BiasTerms::kDropout: options += "/dropout0.1"; break;
+  }
+  return options + (c.lists ? message("/mask:blocks", c.tile_n, "x", c.tile_n) : "");
 }
 
 // The kernels of these dtypes have the same shapes, dtype by dtype: the table has one row for all,
@@ -366,11 +391,11 @@ void print_kernels(std::span<const Kernel> kernels, const std::vector<std::strin
                 is_split(first)   ? "/b1/q17/k1/h1/d128/"
                 : is_paged(first) ? "/b1/q17/k1/h128/d128/"
                                   : "/b2/q512/k512/h8/d128/",
-                c.band ? "causal" : "full", is_paged(first) ? "/usedk/batchidx" : "",
-                c.score == cuda::ScoreKind::kSoftcap ? "/softcap30" : "", suffix);
+                c.band ? "causal" : "full", is_paged(first) ? "/usedk/batchidx" : "", options_of(c),
+                suffix);
     std::printf("| `%s_%s%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d%s |\n", family.c_str(),
                 names.c_str(), shape.c_str(),
-                head_dims_of({c.head_dim, c.head_dim_v}, calls, is_paged(first) ? 8 : 1).c_str(),
+                head_dims_of({c.head_dim, c.head_dim_v}, calls, dim_step(first)).c_str(),
                 tile_m(first), tile_n(first), consumers(first), stages(first).c_str(),
                 shared_memory_bytes(c) / 1024.0, c.producer_registers(), c.consumer_registers(),
                 more_registers(first).c_str());

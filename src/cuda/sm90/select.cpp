@@ -96,7 +96,8 @@ Status check_mask(const ForwardProblem& problem) {
       "of a call with a mask for float16 and bfloat16 keys only");
 }
 
-// Decode kernels have no biased scores, nor have those of FP8.
+// Decode kernels have no biased scores, nor have those that widen keys; those of FP8 add what
+// depends on the distance alone.
 Status check_bias(const ForwardProblem& problem) {
   if (!is_biased(problem)) return {};
   const char* const name = bias_name(problem);
@@ -104,10 +105,14 @@ Status check_bias(const ForwardProblem& problem) {
     return unsupported(message(name,
                                " is given and qv is given or k has latent and rope parts; "
                                "the hopper backend takes one of the two"));
-  if (problem.has_fp8_keys() || problem.dtype == FLASH3_FLOAT8_E4M3)
-    return unsupported(message(name,
-                               " is given but k and v are FP8, or become it; the hopper "
-                               "backend takes it with float16 and bfloat16 keys only"));
+  if (problem.widens_keys())
+    return unsupported(message(name, " is given and q.dtype = ", dtype_name(problem.dtype),
+                               " but k and v are ", dtype_name(problem.kv_dtype),
+                               "; the hopper backend takes it where q, k and v are of one dtype"));
+  if (problem.has_fp8_keys() && problem.bias.given)
+    return unsupported(
+        "bias is given but k and v are FP8, or become it; the hopper backend takes it with "
+        "float16 and bfloat16 keys only, and alibi_slopes and bias_table with any");
   return {};
 }
 

@@ -264,6 +264,30 @@ TEST(CaseTable, AddedTensorsGoWithEveryKindOfCall) {
   EXPECT_EQ(seen.size(), 8u);
 }
 
+// Which is all on the CPU, and on Hopper what depends on the distance alone.
+TEST(CaseTable, AddedTensorsOfFp8AreThoseThatItsKernelsTake) {
+  for (const flash3_backend backend : {FLASH3_BACKEND_CPU, FLASH3_BACKEND_HOPPER}) {
+    std::set<std::string_view> given;
+    for (const auto& table :
+         {fp8_case_table(Level::kQuick, false), fp8_case_table(Level::kQuick, true),
+          cache_case_table(Level::kQuick, dtypes_of(backend))}) {
+      const std::vector<Case> with = with_added_tensors(table, backend);
+      for (size_t i = table.size(); i < with.size(); ++i) {
+        const Case& c = with[i];
+        if (!c.fp8 && c.dtype_of_kv() != FLASH3_FLOAT8_E4M3) continue;
+        AddedOptions::visit(c.added, [&](const ParamField& field, int64_t value) {
+          if (field.kind == FieldKind::kTensor && value != 0) given.insert(field.name);
+        });
+        const bool widens = !c.fp8 && c.dtype != FLASH3_FLOAT8_E4M3;
+        EXPECT_TRUE(backend == FLASH3_BACKEND_CPU || !widens) << to_id(c);
+      }
+    }
+    std::set<std::string_view> expected{"alibi_slopes", "bias_table"};
+    if (backend == FLASH3_BACKEND_CPU) expected.insert({"bias", "max_logits"});
+    EXPECT_EQ(given, expected);
+  }
+}
+
 // Rows that hold no key have the fill pattern before the call, those that it writes too.
 TEST(CacheCase, RowsWithoutAKeyHoldTheFillPattern) {
   HostMemory memory;

@@ -364,8 +364,9 @@ TEST(Plan, TheCaseTableReachesEveryKernel) {
   std::map<std::string, int> cases_of;
   auto table = cases::case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER));
   for (const cases::Case& c : cases::fp8_case_table(cases::Level::kFull, false)) table.push_back(c);
-  for (const cases::Case& c :
-       cases::cache_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
+  for (const cases::Case& c : cases::with_added_tensors(
+           cases::cache_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER)),
+           FLASH3_BACKEND_HOPPER))
     table.push_back(c);
   for (const cases::Case& c :
        cases::mask_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER), false))

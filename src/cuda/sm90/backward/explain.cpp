@@ -14,7 +14,7 @@ void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanati
   out->add("why", message("the first row of the tile table that holds head_dim ", problem.head_dim,
                           " and head_dim_v ", problem.head_dim_v, " and serves so many queries; ",
                           explain_mask(problem)));
-  explain_scores(c.score, out);
+  explain_scores(c.score, c.terms, out);
   out->add("tile", message(c.tile_m, " queries x ", c.tile_n, " keys"));
   out->add("warpgroups", message("1 producer, ", kConsumerWarpgroups,
                                  c.wide ? " consumers, of dV and of dK of the same 64 keys, 1 of dQ"

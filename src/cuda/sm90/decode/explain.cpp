@@ -46,7 +46,8 @@ std::string describe_loads(const ForwardProblem& problem, const DecodePlan& plan
 
 void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out) {
   const DecodeConfig& c = plan.kernel->config;
-  explain_scores(problem.softcap > 0.f ? ScoreKind::kSoftcap : ScoreKind::kPlain, out);
+  explain_scores(problem.softcap > 0.f ? ScoreKind::kSoftcap : ScoreKind::kPlain, BiasTerms::kNone,
+                 out);
   out->add("tile", message(c.rows, " rows x ", c.tile_n, " keys"));
   out->add("rows", describe_rows(problem, plan));
   out->add("splits", describe_splits(plan));

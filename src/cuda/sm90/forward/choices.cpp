@@ -69,7 +69,8 @@ bool has_long_rows(const ForwardProblem& problem) {
 bool has_two_level_rival(const ForwardConfig& c) {
   return !c.two_level && std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
     return other.two_level && other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v &&
-           other.band == c.band && other.score == c.score && other.paged == c.paged;
+           other.band == c.band && other.score == c.score && other.terms == c.terms &&
+           other.paged == c.paged;
   });
 }
 
@@ -80,16 +81,16 @@ bool has_list_rival(const ForwardConfig& c, int granularity) {
          std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
            return other.lists && other.tile_n == granularity && other.operands == c.operands &&
                   other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v &&
-                  other.score == c.score;
+                  other.score == c.score && other.terms == c.terms;
          });
 }
 
 // Whether the row takes any biased scores where another one has the call's alone.
 bool has_terms_rival(const ForwardConfig& c, BiasTerms terms) {
   return c.terms != terms && std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
-           return other.terms == terms && other.lists == c.lists && other.paged == c.paged &&
-                  other.split == c.split && other.head_dim == c.head_dim &&
-                  other.head_dim_v == c.head_dim_v;
+           return other.terms == terms && other.operands == c.operands && other.lists == c.lists &&
+                  other.paged == c.paged && other.split == c.split &&
+                  other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
          });
 }
 

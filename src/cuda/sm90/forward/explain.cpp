@@ -86,7 +86,7 @@ void explain_kernel(const ForwardProblem& problem, const ForwardPlan& plan, Expl
 
 void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out) {
   const ForwardConfig& c = plan.kernel->config;
-  explain_scores(c.score, out);
+  explain_scores(c.score, c.terms, out);
   out->add("tile", message(c.tile_m(), " rows x ", c.tile_n, " keys"));
   explain_rows(problem, plan, out);
   out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 rows",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What FP8 kernels are put together from. load_fp8_pages.cuh adds the paged ones, softcap_fp8.cuh
-// those with a softcap.
+// those with a softcap, bias_fp8.cuh those of biased scores.
 //
 // Operands of a consumer (consume.cuh): e4m3.
 //
@@ -102,7 +102,8 @@ __device__ __forceinline__ void pack_fp8_probabilities(const float (&r_s)[N],
 template <class Traits>
 class OperandsFp8 {
  public:
-  using Score = Fp8Score<Traits::kScore, Traits::kRowScales>;
+  static constexpr bool kBiased = Traits::kConfig.terms != BiasTerms::kNone;
+  using Score = Fp8Score<kBiased ? ScoreKind::kBiased : Traits::kScore, Traits::kRowScales>;
   using VTile = typename Traits::VTile;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kProbabilityRegisters = kTileN / 8;

@@ -4,6 +4,7 @@
 
 #include "cuda/device/score/softcap.cuh"
 #include "cuda/sm90/device/instance.cuh"
+#include "cuda/sm90/forward/bias_fp8.cuh"
 #include "cuda/sm90/forward/kernel_16bit.cuh"
 #include "cuda/sm90/forward/kernel_fp8.cuh"
 #include "cuda/sm90/forward/kernel_params.h"

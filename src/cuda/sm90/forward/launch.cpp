@@ -123,9 +123,11 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
     params.score_slack = slack / params.softcap.a;  // P is nowhere steeper than at 0
   }
-  if (config.terms != BiasTerms::kNone)
-    params.biased =
-        bias_params(problem, config.terms, problem.softcap > 0.f ? 1.f : params.scale_log2);
+  if (config.terms != BiasTerms::kNone) {
+    // FP8's scores are in base 2 beside any terms.
+    const BiasTerms terms = config.fp8() ? BiasTerms::kAny : config.terms;
+    params.biased = bias_params(problem, terms, problem.softcap > 0.f ? 1.f : params.scale_log2);
+  }
   if (config.bias_tiles())
     FLASH3_CHECK(encode_bias(problem.bias, config.tile_m() / config.warpgroups, &params.biased,
                              &params.bias_tiles));

@@ -13,8 +13,8 @@ std::string explain_mask(const Problem& problem) {
   return "the mask is a band: only tiles on its edges are masked";
 }
 
-void explain_scores(ScoreKind score, Explanation* out) {
-  if (score == ScoreKind::kBiased)
+void explain_scores(ScoreKind score, BiasTerms terms, Explanation* out) {
+  if (terms != BiasTerms::kNone && terms != BiasTerms::kDropout)
     out->add("scores", "with what depends on their place, added tile by tile");
   if (score == ScoreKind::kSoftcap)
     out->add("scores", "capped by a polynomial; those above half the cap are remapped first");

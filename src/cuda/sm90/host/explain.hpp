@@ -13,7 +13,7 @@ namespace flash3::cuda::sm90 {
 // Which tiles run mask code, and why.
 std::string explain_mask(const Problem& problem);
 
-void explain_scores(ScoreKind score, Explanation* out);
+void explain_scores(ScoreKind score, BiasTerms terms, Explanation* out);
 
 // Nothing where the kernel reads the caller's own tensor.
 void explain_copy(const char* name, const PackedCopy& copy, Explanation* out);

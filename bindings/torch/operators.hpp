@@ -138,7 +138,7 @@ inline constexpr Schema<flash3_mask_params> kMaskMake(
     "SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, int mask_alignment=0, SymInt block_rows=0, "
     "SymInt block_keys=0, SymInt max_blocks=0, SymInt max_partial_blocks=0, Tensor? bits=None, Tensor? "
     "bit_blocks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
-    "seqused_k=None) -> (Tensor, int[])");
+    "seqused_k=None, SymInt max_documents=0) -> (Tensor, int[])");
 
 inline constexpr Schema<flash3_mask_params> kMaskData(
     "mask_data(Tensor like, Tensor? ranges, Tensor? documents, Tensor? dense, Tensor? block_counts, Tensor? "
@@ -146,7 +146,7 @@ inline constexpr Schema<flash3_mask_params> kMaskData(
     "SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, int mask_alignment=0, SymInt block_rows=0, "
     "SymInt block_keys=0, SymInt max_blocks=0, SymInt max_partial_blocks=0, Tensor? bits=None, Tensor? "
     "bit_blocks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
-    "seqused_k=None) -> Tensor");
+    "seqused_k=None, SymInt max_documents=0) -> Tensor");
 
 inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForwardOut.text, kBackward.text,
                                            kBackwardOut.text, kQuantize.text, kQuantizeOut.text,

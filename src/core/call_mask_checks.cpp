@@ -77,7 +77,7 @@ Status check_fields(const MaskLists& lists, const Problem& p) {
                            : p.cache.paged      ? "max_pages * page_size"
                                                 : "k.shape[1]",
                            p.seq_k));
-  return check_mask_shape(s);
+  return check_mask_shape(lists);
 }
 
 // A call that has a band says it as the mask does.
@@ -113,6 +113,7 @@ MaskLists mask_lists(const flash3_mask& m) {
   lists.given = true;
   lists.shape = {m.batch,  m.heads,  m.seq_q,          m.seq_k,
                  m.ranges, m.blocks, m.partial_blocks, m.granularity};
+  lists.documents = m.documents;
   lists.rule = normalised(
       {m.window_left, m.window_right, m.chunk, m.mask_alignment == FLASH3_ALIGN_TOP_LEFT});
   lists.lengths = m.lengths;

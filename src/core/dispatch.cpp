@@ -318,7 +318,8 @@ Status check_scratch_aliases(const Params* params, const P& problem, const Plann
     if (problem.schedule) schedule = call.plan->schedule_needs().bytes;
   size_t mask = 0;
   if constexpr (std::derived_from<P, Problem>)
-    if (problem.mask_lists.given) mask = mask_bytes(problem.mask_lists.shape);
+    if (problem.mask_lists.given)
+      mask = mask_bytes(problem.mask_lists.shape, problem.mask_lists.documents);
   if (workspace == 0 && schedule == 0 && mask == 0) return {};
   WholeParams<Params> whole;
   FLASH3_CHECK(whole.read(params));

@@ -118,10 +118,10 @@ def test_memory_is_exact():
     seen[200:300, 500:600] = torch.rand(100, 100) < 0.5
     source = masks.dense(seen)
     mask = source.make()
-    blocks, partial = masks.needs(mask)
-    assert (mask.blocks, mask.partial_blocks) == (blocks, partial) and partial == blocks - 1
+    blocks, partial, documents = masks.needs(mask)
+    assert (mask.blocks, mask.partial_blocks) == (blocks, partial) and partial == blocks - 1 and documents == mask.documents == 0
     assert mask.data.numel() < 40_000 + 2048 * partial
-    assert masks.needs(source.make(max_blocks=2, max_partial_blocks=1)) == (blocks, partial)
+    assert masks.needs(source.make(max_blocks=2, max_partial_blocks=1)) == (blocks, partial, 0)
     q, k, v = inputs(1000, 1000)
     assert (flash3.attention(q, k, v, mask=source.make(max_blocks=2)) == 0).all()
     most = source.make(max_blocks=0)

@@ -108,6 +108,27 @@ void add_ragged(Level level, std::span<const flash3_dtype> dtypes, bool backward
       }
 }
 
+// Long documents of one sequence, which a GPU computes as a packed batch, but under chunks.
+void add_long_documents(Level level, std::span<const flash3_dtype> dtypes, bool backward,
+                        std::vector<Case>* table) {
+  constexpr int64_t kTokens[] = {2048, 2900, 4097};
+  const size_t all = std::size(kBands) * (level == Level::kFull ? 6 : 1);
+  for (size_t i = 0; i < all; ++i) {
+    Case c;
+    c.mask.source = CaseMaskSource::kDocuments;
+    c.dtype = dtypes[i % dtypes.size()];
+    c.batch = 1, c.seq_q = c.seq_k = kTokens[i % std::size(kTokens)];
+    const Heads& heads = kHeads[i / 2 % std::size(kHeads)];
+    c.heads_q = heads.q, c.heads_k = heads.k;
+    const Dims& dims = kDims[i % std::size(kDims)];
+    c.head_dim = dims.qk, c.head_dim_v = dims.v;
+    set_band(kBands[i % std::size(kBands)], &c);
+    add_options(i, backward, &c);
+    c.layout = i % 2 == 0 ? Layout::kBatchSeq : Layout::kHeadsFirst;
+    table->push_back(c);
+  }
+}
+
 }  // namespace
 
 std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dtypes,
@@ -138,6 +159,7 @@ std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dty
           table.push_back(c);
         }
   add_ragged(level, dtypes, backward, &table);
+  add_long_documents(level, dtypes, backward, &table);
   return table;
 }
 

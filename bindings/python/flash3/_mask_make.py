@@ -22,7 +22,8 @@ def _run(operator, *arguments, **named):
 
 
 def needs(mask):
-    """(blocks, partial blocks) that a Mask needs, after waiting for the stream: with less room than that it is empty."""
+    """(blocks, partial blocks, documents) that a Mask needs, after waiting for the stream: with less room than that it is empty. A mask
+    without room for documents has not counted them, 0."""
     check_mask(mask)
     return _run(_used, mask.data, mask.fields)
 
@@ -31,10 +32,11 @@ def _is_capturing(device):
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=None, lengths=NO_LENGTHS):
+def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=None, lengths=NO_LENGTHS, max_documents=None):
     """The Mask of a MaskSource (MaskSource.make), for calls whose q and k have so many rows, and these lengths."""
-    if max_blocks is None and max_partial_blocks is not None:
-        raise ValueError(f"max_partial_blocks = {max_partial_blocks} but max_blocks = None; it is a part of that")
+    for name, room in (("max_partial_blocks", max_partial_blocks), ("max_documents", max_documents)):
+        if max_blocks is None and room is not None:
+            raise ValueError(f"{name} = {room} but max_blocks = None; without that the mask is made for what it needs")
     seq_q, seq_k = lengths.longest(rows_q, rows_k)
     source = lengths.fitted(source, rows_q, rows_k)
     device = torch.device(device or source.device or torch.empty(0).device)
@@ -53,15 +55,16 @@ def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=Non
     if like is None:
         like = torch.empty(0, device=device)
 
-    def made(blocks, partial_blocks):
+    def made(blocks, partial_blocks, documents):
+        room = {"max_blocks": blocks, "max_partial_blocks": partial_blocks, "max_documents": documents}
         if is_traced(like):
-            return traced(like, *tensors, **named, **sizes, max_blocks=blocks, max_partial_blocks=partial_blocks)
-        data, fields = _run(_make, like, *tensors, **named, **sizes, max_blocks=blocks, max_partial_blocks=partial_blocks)
+            return traced(like, *tensors, **named, **sizes, **room)
+        data, fields = _run(_make, like, *tensors, **named, **sizes, **room)
         return Mask(data, *fields)
 
     if max_blocks is not None or is_traced(like):
-        return made(max_blocks or 0, max_partial_blocks or 0)
-    needed = needs(made(1, 1))
+        return made(max_blocks or 0, max_partial_blocks or 0, source.most_documents if max_documents is None else max_documents)
+    needed = needs(made(1, 1, 1))
     return made(*(max(n, 1) for n in needed))  # 0 stands for the most that there can be
 
 

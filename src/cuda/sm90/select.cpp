@@ -7,6 +7,7 @@
 #include "cuda/host/route.hpp"
 #include "cuda/sm90/backward/plan.hpp"
 #include "cuda/sm90/decode/latent/plan.hpp"
+#include "cuda/sm90/documents.hpp"
 #include "cuda/sm90/family.hpp"
 #include "cuda/sm90/host/bias_params.hpp"
 
@@ -201,8 +202,8 @@ const Family& family() {
       .needs = "9.0",
       // WGMMA is of this capability alone.
       .takes = [](const Capability& c) { return c == Capability{9, 0}; },
-      .forward = Route<ForwardProblem, ForwardSteps>::make,
-      .backward = Route<BackwardProblem, BackwardPlan>::make,
+      .forward = Route<ForwardProblem, OfDocuments<ForwardSteps>>::make,
+      .backward = Route<BackwardProblem, OfDocuments<BackwardPlan>>::make,
   };
   return kHopper;
 }

@@ -29,10 +29,8 @@ P with_packed_documents(P p) {
   const MaskStarts starts = mask.data ? mask.starts() : MaskStarts{};
   p.batch = mask.documents + 1;
   const auto pack = [&](const int* begins, Sequences* sequences) {
-    *sequences = {.packed = true,
-                  .cu = begins,
-                  .rows = mask.shape.seq_q,
-                  .max_length = mask.shape.seq_q};
+    *sequences = {
+        .packed = true, .cu = begins, .rows = mask.shape.seq_q, .max_length = mask.shape.seq_q};
   };
   pack(starts.q, &p.sequences_q);
   pack(starts.k, &p.sequences_k);

@@ -147,7 +147,7 @@ def test_workspace(named):
         named.backward(out, q, k, v, out, lse, *made, workspace=room[:64])
 
 
-FIELDS = 14  # of a mask
+FIELDS = 15  # of a mask
 
 
 def made_mask(named, sizes, **source):

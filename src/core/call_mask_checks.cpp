@@ -123,15 +123,6 @@ MaskLists mask_lists(const flash3_mask& m) {
   return lists;
 }
 
-Status check_mask_on(const Problem& p, flash3_backend id, const char* backend) {
-  if (!p.mask_lists.given || id == FLASH3_BACKEND_CPU) return {};
-  if (!p.cache.paged && !p.cache.has_batch_idx) return {};
-  return unsupported(message("mask is given and ", p.cache.paged ? "page_table" : "cache_batch_idx",
-                             " is given; the ", backend,
-                             " backend has no kernels that take both; the cpu backend "
-                             "has"));
-}
-
 Status take_mask(const flash3_forward_params& params, Problem* problem) {
   return take(params, problem);
 }

@@ -175,8 +175,6 @@ Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
     return memory;
   }
   Status options = check_added_on(problem, backend);
-  if constexpr (std::derived_from<P, Problem>)
-    if (options.ok()) options = check_mask_on(problem, backend.id(), backend.name());
   if (!options.ok()) {
     FLASH3_CHECK(backend.available());
     return options;

@@ -40,9 +40,6 @@ Status check_mask_shape(const MaskLists& mask);
 // What the fields of a mask say, as a call has it; they have not been checked.
 MaskLists mask_lists(const flash3_mask& mask);
 
-// Fails for a call with a mask that no kernel of the backend takes.
-Status check_mask_on(const Problem& problem, flash3_backend id, const char* backend);
-
 // Whether the call may have a mask at all, and, by its fields, this one; then *problem has its
 // lists and its band. The problem has everything else already.
 Status take_mask(const flash3_forward_params& params, Problem* problem);

@@ -115,6 +115,17 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
     {.head_dim = 256, .head_dim_v = 256, .lists = true, .score = ScoreKind::kSoftcap,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
+    // The same of caches whose keys a table finds. Not measured.
+    {.head_dim = 64, .head_dim_v = 64, .lists = true, .paged = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.1, .tile_us = 2.4},
+    {.head_dim = 128, .head_dim_v = 128, .lists = true, .paged = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.65, .tile_us = 2.3},
+    {.head_dim = 256, .head_dim_v = 256, .lists = true, .paged = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.51, .tile_us = 4.5},
+    {.head_dim = 128, .head_dim_v = 128, .lists = true, .score = ScoreKind::kSoftcap, .paged = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
+    {.head_dim = 256, .head_dim_v = 256, .lists = true, .score = ScoreKind::kSoftcap, .paged = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
     // Biased scores, with a softcap too: under any band, of caches, and under masks as lists. Not fitted.
     {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kSlopes,
      .tile_n = 128, .warpgroups = 3, .stages = 2, .q_stages = 2, .key_tile_us = 1.58, .tile_us = 2.4},

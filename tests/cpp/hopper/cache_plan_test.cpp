@@ -60,6 +60,8 @@ TEST(CachePlan, WalksListsOverPages) {
   EXPECT_EQ(kernel("d192x128/full/usedk/batchidx/mask:ranges2"),
             "fwd_fp16_d256_lists_paged_128x64");
   EXPECT_EQ(kernel("d64/full/usedk/paged16/mask:bits/softcap20"),
+            "fwd_fp16_d64_lists_paged_softcap_128x128");
+  EXPECT_EQ(kernel("d72/full/usedk/paged16/mask:bits/softcap20"),
             "fwd_fp16_d128_lists_paged_softcap_128x128");
   EXPECT_EQ(kernel("d256/full/usedk/paged16/mask:bits/softcap20"),
             "fwd_fp16_d256_lists_paged_softcap_128x64");

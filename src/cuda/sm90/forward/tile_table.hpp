@@ -122,6 +122,8 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.65, .tile_us = 2.3},
     {.head_dim = 256, .head_dim_v = 256, .lists = true, .paged = true,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.51, .tile_us = 4.5},
+    {.head_dim = 64, .head_dim_v = 64, .lists = true, .score = ScoreKind::kSoftcap, .paged = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.2, .tile_us = 2.4},
     {.head_dim = 128, .head_dim_v = 128, .lists = true, .score = ScoreKind::kSoftcap, .paged = true,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
     {.head_dim = 256, .head_dim_v = 256, .lists = true, .score = ScoreKind::kSoftcap, .paged = true,

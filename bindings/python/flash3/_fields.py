@@ -209,5 +209,5 @@ SIGNATURES = {
                                 "seqused_q": None, "q_scale": None, "k_scale": None, "v_scale": None, "rotate": False, "rotation_seed": 0,
                                 "sm_margin": 0, "schedule": None, "tree_mask": None, "out_dtype": None, "return_lse": False, "qv": None,
                                 "mask_alignment": "bottom_right", "max_logits": None, "alibi_slopes": None, "bias": None,
-                                "bias_table": None},
+                                "bias_table": None, "mask": None},
 }

@@ -8,6 +8,7 @@ from ._mask_kept import kept
 from ._mask_lengths import NO_LENGTHS, Lengths, with_band
 from ._mask_sources import Band, MaskSource
 from ._mask_traced import is_traced, traced
+from ._options import int64_of
 
 _make = _torch.operators.mask_make.default
 _used = _torch.operators.mask_used.default
@@ -78,7 +79,7 @@ def kept_on(device, name, mask):
 
 
 def _rows_of(q, k, options):
-    """Rows of q and k of a call: seq, or where they are packed total."""
+    """Rows of q and k of a call: seq, where they are packed total, or of a cache in pages the most that a sequence can have."""
     _torch.check_companions("q", q, k=k)
     rows = []
     for name, x in (("q", q), ("k", k)):
@@ -87,6 +88,10 @@ def _rows_of(q, k, options):
         if x.dim() != 4 - packed:
             raise ValueError(f"{name}.ndim = {x.dim()} but it must be {4 - packed}, {shape}")
         rows.append(x.shape[0 if packed else 1])
+    if isinstance(table := options.get("page_table"), torch.Tensor) and table.dim() == 2:  # of a cache; the library refuses others
+        rows[1] *= table.shape[1]
+        most = options.get("max_seqlen_k")
+        rows[1] = min(rows[1], most) if most is not None and int64_of("max_seqlen_k", most) > 0 else rows[1]
     return rows
 
 
@@ -100,7 +105,7 @@ def _made(source, band, rows_q, rows_k, device, lengths):
 
 
 def with_mask_made(q, k, options):
-    """The options of an attention() call with a Mask in place of a MaskSource, made for the call and of the call's band too."""
+    """The options of an attention() or attention_with_kv_cache() call with a Mask in place of a MaskSource, made for the call and of the call's band too."""
     source = options.get("mask")
     if not isinstance(source, MaskSource) or not isinstance(q, torch.Tensor):
         return options

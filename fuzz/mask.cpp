@@ -179,6 +179,7 @@ flash3_mask_params draw_params(Bytes* bytes, Memory* memory, bool with_lengths, 
   if (bytes->between(0, 3) == 3) p.mask_alignment = FLASH3_ALIGN_TOP_LEFT;
   if (bytes->rarely()) p.max_blocks = bytes->flag() ? bytes->between(0, 9) : bytes->odd();
   if (bytes->rarely()) p.max_partial_blocks = bytes->flag() ? bytes->between(0, 9) : bytes->odd();
+  if (bytes->rarely()) p.max_documents = bytes->flag() ? bytes->between(0, 9) : bytes->odd();
   draw_machine(bytes, &p);
   return p;
 }
@@ -489,10 +490,13 @@ void make_and_use(Bytes* bytes, Memory* memory, const Lengths& lengths,
   described.data = mask.data, described.size = mask.size;
   FUZZ_CHECK(std::memcmp(&described, &mask, sizeof mask) == 0, "a mask is not as described");
 
-  int64_t blocks = 0, partial = 0;
-  FUZZ_CHECK(flash3_mask_used(&mask, nullptr, &blocks, &partial) == FLASH3_OK, flash3_last_error());
-  const bool empty = blocks > mask.blocks || partial > mask.partial_blocks;
-  FUZZ_CHECK(!empty || p.max_blocks > 0 || p.max_partial_blocks > 0, "a mask lacks room");
+  int64_t blocks = 0, partial = 0, documents = 0;
+  FUZZ_CHECK(flash3_mask_used(&mask, nullptr, &blocks, &partial, &documents) == FLASH3_OK,
+             flash3_last_error());
+  const bool empty =
+      blocks > mask.blocks || partial > mask.partial_blocks || documents > mask.documents;
+  FUZZ_CHECK(!empty || p.max_blocks > 0 || p.max_partial_blocks > 0 || p.max_documents > 0,
+             "a mask lacks room");
   if (!lengths.sound) return attend(bytes, p, lengths, mask, nullptr);
   const MaskPairs pairs = mask_pairs(p);
   ListCheck(p, mask, pairs, empty).run();

@@ -59,7 +59,7 @@ void mask_data(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = torch::stable::detail::from(make(kMaskData, stack).data);
 }
 
-// (blocks, partial blocks): what the mask needs. Waits for the current stream.
+// (blocks, partial blocks, documents): what the mask needs. Waits for the current stream.
 void mask_used(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   const Tensor data = to<Tensor>(stack[0]);
@@ -68,11 +68,12 @@ void mask_used(StableIValue* stack, uint64_t, uint64_t) {
   const Device device = device_of("mask.data", data);
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (device.is_cuda()) guard.emplace(device.index);
-  int64_t blocks = 0, partial = 0;
+  int64_t blocks = 0, partial = 0, documents = 0;
   check(flash3_mask_used(&mask, device.is_cuda() ? current_stream(device.index) : nullptr, &blocks,
-                         &partial));
+                         &partial, &documents));
   stack[0] = torch::stable::detail::from(blocks);
   stack[1] = torch::stable::detail::from(partial);
+  stack[2] = torch::stable::detail::from(documents);
 }
 
 }  // namespace flash3_torch

@@ -75,8 +75,8 @@ inline constexpr Schema<flash3_forward_params> kAttentionWithKvCache(
     "Tensor? leftpad_k=None, Tensor? cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "Tensor? schedule=None, SymInt schedule_key=0, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, "
-    "SymInt rotation_seed=0, int mask_alignment=0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? "
-    "bias_table=None) -> (Tensor, Tensor)");
+    "SymInt rotation_seed=0, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, Tensor? "
+    "alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> (Tensor, Tensor)");
 
 inline constexpr Schema<flash3_forward_params> kAttentionWithKvCacheAppend(
     "attention_with_kv_cache_append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? "
@@ -87,8 +87,8 @@ inline constexpr Schema<flash3_forward_params> kAttentionWithKvCacheAppend(
     "cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, SymInt "
     "sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? schedule=None, "
     "SymInt schedule_key=0, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, SymInt "
-    "rotation_seed=0, int mask_alignment=0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? "
-    "bias_table=None) -> (Tensor, Tensor)");
+    "rotation_seed=0, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, Tensor? "
+    "alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> (Tensor, Tensor)");
 
 inline constexpr Schema<flash3_forward_params> kAttentionWithKvCacheOut(
     "attention_with_kv_cache_out(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) out, Tensor(d!)? "
@@ -99,8 +99,9 @@ inline constexpr Schema<flash3_forward_params> kAttentionWithKvCacheOut(
     "Tensor? leftpad_k=None, Tensor? cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "Tensor? schedule=None, SymInt schedule_key=0, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, "
-    "SymInt rotation_seed=0, bool fill_padding=False, int mask_alignment=0, Tensor(e!)? max_logits=None, "
-    "Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? bias_table=None) -> ()");
+    "SymInt rotation_seed=0, bool fill_padding=False, Tensor? mask=None, int[] mask_fields=[], int "
+    "mask_alignment=0, Tensor(e!)? max_logits=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? "
+    "bias_table=None) -> ()");
 
 inline constexpr Schema<flash3_forward_params> kKvCacheSchedule(
     "kv_cache_schedule(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? k_new, Tensor? v_new, Tensor? "
@@ -138,7 +139,7 @@ inline constexpr Schema<flash3_mask_params> kMaskMake(
     "SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, int mask_alignment=0, SymInt block_rows=0, "
     "SymInt block_keys=0, SymInt max_blocks=0, SymInt max_partial_blocks=0, Tensor? bits=None, Tensor? "
     "bit_blocks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
-    "seqused_k=None) -> (Tensor, int[])");
+    "seqused_k=None, SymInt max_documents=0) -> (Tensor, int[])");
 
 inline constexpr Schema<flash3_mask_params> kMaskData(
     "mask_data(Tensor like, Tensor? ranges, Tensor? documents, Tensor? dense, Tensor? block_counts, Tensor? "
@@ -146,7 +147,7 @@ inline constexpr Schema<flash3_mask_params> kMaskData(
     "SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, int mask_alignment=0, SymInt block_rows=0, "
     "SymInt block_keys=0, SymInt max_blocks=0, SymInt max_partial_blocks=0, Tensor? bits=None, Tensor? "
     "bit_blocks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
-    "seqused_k=None) -> Tensor");
+    "seqused_k=None, SymInt max_documents=0) -> Tensor");
 
 inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForwardOut.text, kBackward.text,
                                            kBackwardOut.text, kQuantize.text, kQuantizeOut.text,
@@ -167,6 +168,6 @@ inline constexpr char kAttentionWithKvCacheOptions[] =
     "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "
     "rotary_offsets rotary_interleaved causal window softmax_scale softcap chunk sink cu_seqlens_q "
     "max_seqlen_q max_seqlen_k seqused_q q_scale k_scale v_scale rotate rotation_seed sm_margin schedule "
-    "tree_mask out_dtype return_lse qv mask_alignment max_logits alibi_slopes bias bias_table";
+    "tree_mask out_dtype return_lse qv mask_alignment max_logits alibi_slopes bias bias_table mask";
 
 }  // namespace flash3_torch

@@ -91,7 +91,7 @@ void backward_out(StableIValue* stack, uint64_t, uint64_t) {
 
 FLASH3_TORCH_LIBRARY(FLASH3_TORCH_NAME, m) {
   for (const char* schema : flash3_torch::kSchemas) m.def(schema);
-  m.def("mask_used(Tensor mask, int[] mask_fields) -> (int, int)");
+  m.def("mask_used(Tensor mask, int[] mask_fields) -> (int, int, int)");
 }
 
 namespace {

@@ -156,10 +156,10 @@ void mask_used(std::span<const TVMFFIAny> given) {
   MaskTensors masks;
   mask_params(kMaskUsed, given, &masks);
   const flash3_mask mask = mask_of(masks);
-  const std::span<int64_t> used = numbers(kUsed, masks.used, 2);
-  int64_t blocks = 0, partial_blocks = 0;
-  check(flash3_mask_used(&mask, stream_of(masks.mask), &blocks, &partial_blocks));
-  used[0] = blocks, used[1] = partial_blocks;
+  const std::span<int64_t> used = numbers(kUsed, masks.used, 3);
+  int64_t blocks = 0, partial_blocks = 0, documents = 0;
+  check(flash3_mask_used(&mask, stream_of(masks.mask), &blocks, &partial_blocks, &documents));
+  used[0] = blocks, used[1] = partial_blocks, used[2] = documents;
 }
 
 // "q,k,v,…" of the function with this name.

@@ -37,12 +37,12 @@ inline constexpr auto kMerge = arguments_of<flash3_merge_params>(
 inline constexpr auto kMaskSize = arguments_of<flash3_mask_params>(
     "batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment ranges documents dense "
     "block_counts block_indices block_rows block_keys max_blocks max_partial_blocks backend num_threads bits "
-    "bit_blocks cu_seqlens_q cu_seqlens_k seqused_q seqused_k");
+    "bit_blocks cu_seqlens_q cu_seqlens_k seqused_q seqused_k max_documents");
 
 inline constexpr auto kMaskMake = arguments_of<flash3_mask_params>(
     "mask mask_fields batch heads_q seq_q seq_k causal window_left window_right chunk mask_alignment ranges "
     "documents dense block_counts block_indices block_rows block_keys max_blocks max_partial_blocks backend "
-    "num_threads bits bit_blocks cu_seqlens_q cu_seqlens_k seqused_q seqused_k");
+    "num_threads bits bit_blocks cu_seqlens_q cu_seqlens_k seqused_q seqused_k max_documents");
 
 inline constexpr auto kMaskUsed = arguments_of<flash3_mask_params>(
     "mask mask_fields used");

@@ -381,6 +381,7 @@ struct MaskArguments {
   Tensor cu_seqlens_k{};
   Tensor seqused_q{};
   Tensor seqused_k{};
+  int64_t max_documents = 0;
   /// @}
 
   /// The C struct of this call.
@@ -415,6 +416,7 @@ struct MaskArguments {
     p.cu_seqlens_k = cu_seqlens_k;
     p.seqused_q = seqused_q;
     p.seqused_k = seqused_k;
+    p.max_documents = max_documents;
     return p;
   }
 };

@@ -261,8 +261,8 @@ typedef struct flash3_forward_params {
   flash3_tensor max_logits;
   /** One of flash3_mask_make (mask.h), of this call's sizes, in pages max_pages · page_size keys;
    * NULL: the band alone. The band of the call is none, or that of the mask. With lengths, the mask
-   * was made with the same. Neither with leftpad_k, k_new, qv or tree_mask, nor, on Hopper, with a
-   * page table, with cache_batch_idx, or with FP8 and a softcap. */
+   * was made with the same. Neither with leftpad_k, k_new, qv or tree_mask, nor, on Hopper, with
+   * FP8 and a softcap; a page table or cache_batch_idx goes neither with FP8 nor a bias there. */
   const flash3_mask* mask;
   /** [heads_q] or [batch, heads_q] float32: slopes of ALiBi, finite. The slope times the distance
    * of i' and j is subtracted from the scaled and capped score of query i and key j, with i' as in

@@ -107,6 +107,12 @@ typedef struct flash3_mask_params {
   flash3_tensor seqused_q;    /**< [batch] */
   flash3_tensor seqused_k;    /**< [batch] */
   /** @} */
+
+  /** Room for where so many documents begin, ≥ 0. On a GPU a call of one sequence then computes
+   * long documents as packed sequences, which is faster than by lists. It counts if all sequences
+   * share documents, seq_q is seq_k, and there are neither chunks nor lengths. Where a mask has
+   * more documents it is empty, as above. */
+  int64_t max_documents;
 } flash3_mask_params;
 
 /** @{ @name What flash3_mask::lengths is made of */
@@ -139,6 +145,7 @@ struct flash3_mask {
   int64_t partial_blocks; /**< room for bits */
   int32_t granularity;    /**< 64: made from blocks that 128 does not divide; else 128 */
   int32_t lengths;        /**< the sum of FLASH3_MASK_CU_SEQLENS_Q …: which it was made with */
+  int64_t documents;      /**< room for where documents begin; 0: it does not say */
 };
 
 /** @{ @name Making a mask */
@@ -153,10 +160,11 @@ FLASH3_API flash3_status flash3_mask_describe(const flash3_mask_params* params, 
  * that lies in device memory is read on the host. */
 FLASH3_API flash3_status flash3_mask_make(const flash3_mask_params* params, flash3_mask* mask);
 
-/** Blocks that the mask needs, and of those the ones that need bits, to give it just that room. It
- * waits for the stream, where the mask was made. Above the mask's room: the mask is empty. */
+/** Blocks that the mask needs, of those the ones that need bits, and documents, to give it just
+ * that room. It waits for the stream, where the mask was made. Above the mask's room: the mask is
+ * empty. A mask without room for documents has not counted them: 0. */
 FLASH3_API flash3_status flash3_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
-                                          int64_t* partial_blocks);
+                                          int64_t* partial_blocks, int64_t* documents);
 /** @} */
 
 #ifdef __cplusplus

@@ -53,10 +53,12 @@ inline Tensor block_indices_tensor(const int32_t* indices, std::array<int64_t, 4
   return tensor(const_cast<int32_t*>(indices), FLASH3_INT32, shape);
 }
 
-/// What a mask needs: its room, to be exact, is then max_blocks and max_partial_blocks.
+/// What a mask needs: its room, to be exact, is then max_blocks, max_partial_blocks and
+/// max_documents.
 struct MaskUse {
   int64_t blocks = 0;          ///< in all
   int64_t partial_blocks = 0;  ///< of those, the ones that need bits
+  int64_t documents = 0;       ///< 0 where it has no room for any
 };
 
 /// Finds the bytes that this mask takes; sets nothing if it fails.
@@ -78,7 +80,8 @@ inline Result try_make_mask(const MaskArguments& args, void* data, size_t size, 
 /// Waits for the stream, and finds what the mask needs; sets nothing if it fails.
 inline Result try_mask_use(const flash3_mask& mask, void* stream, MaskUse* use) {
   MaskUse found;
-  Result result(flash3_mask_used(&mask, stream, &found.blocks, &found.partial_blocks));
+  Result result(
+      flash3_mask_used(&mask, stream, &found.blocks, &found.partial_blocks, &found.documents));
   if (result) *use = found;
   return result;
 }

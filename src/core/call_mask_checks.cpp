@@ -77,7 +77,7 @@ Status check_fields(const MaskLists& lists, const Problem& p) {
                            : p.cache.paged      ? "max_pages * page_size"
                                                 : "k.shape[1]",
                            p.seq_k));
-  return check_mask_shape(s);
+  return check_mask_shape(lists);
 }
 
 // A call that has a band says it as the mask does.
@@ -113,6 +113,7 @@ MaskLists mask_lists(const flash3_mask& m) {
   lists.given = true;
   lists.shape = {m.batch,  m.heads,  m.seq_q,          m.seq_k,
                  m.ranges, m.blocks, m.partial_blocks, m.granularity};
+  lists.documents = m.documents;
   lists.rule = normalised(
       {m.window_left, m.window_right, m.chunk, m.mask_alignment == FLASH3_ALIGN_TOP_LEFT});
   lists.lengths = m.lengths;
@@ -120,15 +121,6 @@ MaskLists mask_lists(const flash3_mask& m) {
   lists.size = m.size;
   lists.key = m.key;
   return lists;
-}
-
-Status check_mask_on(const Problem& p, flash3_backend id, const char* backend) {
-  if (!p.mask_lists.given || id == FLASH3_BACKEND_CPU) return {};
-  if (!p.cache.paged && !p.cache.has_batch_idx) return {};
-  return unsupported(message("mask is given and ", p.cache.paged ? "page_table" : "cache_batch_idx",
-                             " is given; the ", backend,
-                             " backend has no kernels that take both; the cpu backend "
-                             "has"));
 }
 
 Status take_mask(const flash3_forward_params& params, Problem* problem) {

@@ -38,7 +38,7 @@ flash3_status answer_mask_size(const flash3_mask_params* params, size_t* bytes) 
     FLASH3_CHECK(check_result(bytes, "bytes"));
     MaskProblem problem;
     FLASH3_CHECK(make_mask_problem(params, Pointers::kOptional, &problem));
-    *bytes = mask_bytes(problem.shape);
+    *bytes = mask_bytes(problem.shape, problem.documents);
     return {};
   });
 }
@@ -58,14 +58,16 @@ flash3_status mask_description(const flash3_mask_params* params, flash3_mask* de
 }
 
 flash3_status answer_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
-                               int64_t* partial_blocks) {
+                               int64_t* partial_blocks, int64_t* documents) {
   return guarded([&]() -> Status {
     if (!mask) return invalid_argument("mask is null; it must be one that was made");
     FLASH3_CHECK(check_result(blocks, "blocks"));
     FLASH3_CHECK(check_result(partial_blocks, "partial_blocks"));
+    FLASH3_CHECK(check_result(documents, "documents"));
     MaskCounts counts{};
     FLASH3_CHECK(count_mask(*mask, stream, &counts));
     *blocks = counts.blocks, *partial_blocks = counts.partial_blocks;
+    *documents = counts.documents;
     return {};
   });
 }
@@ -97,8 +99,8 @@ flash3_status flash3_mask_make(const flash3_mask_params* params, flash3_mask* ma
 }
 
 flash3_status flash3_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
-                               int64_t* partial_blocks) {
-  return flash3::answer_mask_used(mask, stream, blocks, partial_blocks);
+                               int64_t* partial_blocks, int64_t* documents) {
+  return flash3::answer_mask_used(mask, stream, blocks, partial_blocks, documents);
 }
 
 }  // extern "C"

@@ -175,8 +175,6 @@ Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
     return memory;
   }
   Status options = check_added_on(problem, backend);
-  if constexpr (std::derived_from<P, Problem>)
-    if (options.ok()) options = check_mask_on(problem, backend.id(), backend.name());
   if (!options.ok()) {
     FLASH3_CHECK(backend.available());
     return options;
@@ -318,7 +316,8 @@ Status check_scratch_aliases(const Params* params, const P& problem, const Plann
     if (problem.schedule) schedule = call.plan->schedule_needs().bytes;
   size_t mask = 0;
   if constexpr (std::derived_from<P, Problem>)
-    if (problem.mask_lists.given) mask = mask_bytes(problem.mask_lists.shape);
+    if (problem.mask_lists.given)
+      mask = mask_bytes(problem.mask_lists.shape, problem.mask_lists.documents);
   if (workspace == 0 && schedule == 0 && mask == 0) return {};
   WholeParams<Params> whole;
   FLASH3_CHECK(whole.read(params));

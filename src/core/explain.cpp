@@ -116,7 +116,10 @@ std::string describe_lists(const MaskLists& lists) {
   return message("query i sees what its mask lists, in blocks of ", kMaskBlock, " x ", kMaskBlock,
                  ", for ", s.batch == 1 ? "all sequences" : "each sequence", " and ",
                  s.heads == 1 ? "all heads" : "each head", ", with room for ", s.blocks,
-                 " blocks and the bits of ", s.partial_blocks);
+                 " blocks and the bits of ", s.partial_blocks,
+                 lists.documents > 0
+                     ? message(", and where up to ", lists.documents, " documents begin")
+                     : "");
 }
 
 std::string describe_mask(const Problem& p) {

@@ -236,6 +236,7 @@ struct FieldsOf<flash3_mask_params> {
     FLASH3_FIELD(cu_seqlens_k, .dtype = FLASH3_INT32),
     FLASH3_FIELD(seqused_q, .dtype = FLASH3_INT32),
     FLASH3_FIELD(seqused_k, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(max_documents),
   };
   static constexpr size_t kListed = 29;  // those that calls.py places
 };

@@ -158,11 +158,12 @@ Status take_same_mask(const flash3_mask* given, Problem* problem) {
   FLASH3_CHECK(check("mask->heads", plan.heads, own.heads));
   FLASH3_CHECK(check("mask->seq_q", plan.seq_q, own.seq_q));
   FLASH3_CHECK(check("mask->seq_k", plan.seq_k, own.seq_k));
+  FLASH3_CHECK(check("mask->documents", planned.documents, lists.documents));
   FLASH3_CHECK(check("mask->window_left", planned.rule.window_left, lists.rule.window_left));
   FLASH3_CHECK(check("mask->window_right", planned.rule.window_right, lists.rule.window_right));
   FLASH3_CHECK(check("mask->chunk", planned.rule.chunk, lists.rule.chunk));
   FLASH3_CHECK(check("mask->mask_alignment", planned.rule.top_left, lists.rule.top_left));
-  FLASH3_CHECK(check_mask_shape(own));
+  FLASH3_CHECK(check_mask_shape(lists));
   planned = lists;
   return {};
 }

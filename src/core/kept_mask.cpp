@@ -8,21 +8,22 @@ namespace flash3 {
 namespace {
 
 // Of every field that flash3_mask_make() sets, and of where.
-Status find_key(const MaskShape& s, const MaskRule& rule, int lengths, const Backend& backend,
-                uint64_t* key) {
+Status find_key(const MaskLists& mask, const Backend& backend, uint64_t* key) {
+  const MaskShape& s = mask.shape;
   uint64_t device = 0;
   FLASH3_CHECK(backend.device(&device));
   Hash hash;
-  hash.add(s.batch, s.heads, s.seq_q, s.seq_k, s.ranges, s.blocks, s.partial_blocks, s.granularity);
-  rule.visit([&](auto... parts) { hash.add(parts...); });
-  hash.add(lengths, backend.id(), device);
+  hash.add(s.batch, s.heads, s.seq_q, s.seq_k, s.ranges, s.blocks, s.partial_blocks, s.granularity,
+           mask.documents);
+  mask.rule.visit([&](auto... parts) { hash.add(parts...); });
+  hash.add(mask.lengths, backend.id(), device);
   *key = hash.key();
   return {};
 }
 
-Status check_room(const Backend& backend, const void* data, size_t size, const MaskShape& shape) {
-  return check_scratch(backend, {"mask->data", "mask->size", data, size}, mask_bytes(shape),
-                       "flash3_mask_size");
+Status check_room(const Backend& backend, const MaskLists& mask) {
+  return check_scratch(backend, {"mask->data", "mask->size", mask.data, mask.size},
+                       mask_bytes(mask.shape, mask.documents), "flash3_mask_size");
 }
 
 // What the backend reads, and that it lies nowhere in what it writes.
@@ -48,6 +49,15 @@ Status check_aliases(const flash3_mask_params& p, const flash3_mask& mask, size_
   return memory.check(sources);
 }
 
+// All of it but its key, as a call has it that is given what becomes of the problem.
+MaskLists lists_of(const MaskProblem& p, size_t size) {
+  MaskLists lists;
+  lists.shape = p.shape, lists.documents = p.documents;
+  lists.rule = p.rule, lists.lengths = p.lengths();
+  lists.data = p.data, lists.size = size;
+  return lists;
+}
+
 void fill(const MaskProblem& p, uint64_t key, flash3_mask* mask) {
   const MaskShape& s = p.shape;
   mask->key = key;
@@ -60,6 +70,7 @@ void fill(const MaskProblem& p, uint64_t key, flash3_mask* mask) {
   mask->blocks = s.blocks, mask->partial_blocks = s.partial_blocks;
   mask->granularity = s.granularity;
   mask->lengths = p.lengths();
+  mask->documents = p.documents;
 }
 
 }  // namespace
@@ -68,12 +79,12 @@ Status check_mask(const Problem& problem, const Backend& backend) {
   const MaskLists& lists = problem.mask_lists;
   if (!lists.given) return {};
   uint64_t key = 0;
-  FLASH3_CHECK(find_key(lists.shape, lists.rule, lists.lengths, backend, &key));
+  FLASH3_CHECK(find_key(lists, backend, &key));
   if (lists.key != key)
     return invalid_argument(message(
         "mask->key = ", lists.key, " but its fields make ", key, " on the ", backend.name(),
         " backend; flash3_mask_make sets them all, for the backend and the device that it ran on"));
-  return check_room(backend, lists.data, lists.size, lists.shape);
+  return check_room(backend, lists);
 }
 
 Status make_mask(const flash3_mask_params* params, flash3_mask* mask) {
@@ -81,15 +92,16 @@ Status make_mask(const flash3_mask_params* params, flash3_mask* mask) {
   FLASH3_CHECK(whole.read(params));
   MaskProblem problem;
   FLASH3_CHECK(make_mask_problem(params, Pointers::kRequired, &problem));
-  const size_t bytes = mask_bytes(problem.shape);
+  const size_t bytes = mask_bytes(problem.shape, problem.documents);
   FLASH3_CHECK(check_aliases(*whole, *mask, bytes));
   problem.data = mask->data;
   return on_backend(problem.backend, "mask", [&](const Backend& backend) -> Status {
     FLASH3_CHECK(backend.available());
     FLASH3_CHECK(check_sources(backend, *whole));
-    FLASH3_CHECK(check_room(backend, mask->data, mask->size, problem.shape));
+    const MaskLists lists = lists_of(problem, mask->size);
+    FLASH3_CHECK(check_room(backend, lists));
     uint64_t key = 0;
-    FLASH3_CHECK(find_key(problem.shape, problem.rule, problem.lengths(), backend, &key));
+    FLASH3_CHECK(find_key(lists, backend, &key));
     FLASH3_CHECK(backend.make_mask(problem));
     fill(problem, key, mask);
     return {};
@@ -102,8 +114,8 @@ Status describe_mask(const flash3_mask_params* params, flash3_mask* mask) {
   return on_backend(problem.backend, "mask", [&](const Backend& backend) -> Status {
     FLASH3_CHECK(backend.available());
     uint64_t key = 0;
-    FLASH3_CHECK(find_key(problem.shape, problem.rule, problem.lengths(), backend, &key));
-    mask->size = mask_bytes(problem.shape);
+    mask->size = mask_bytes(problem.shape, problem.documents);
+    FLASH3_CHECK(find_key(lists_of(problem, mask->size), backend, &key));
     fill(problem, key, mask);
     return {};
   });
@@ -111,12 +123,11 @@ Status describe_mask(const flash3_mask_params* params, flash3_mask* mask) {
 
 Status count_mask(const flash3_mask& mask, void* stream, MaskCounts* counts) {
   const MaskLists lists = mask_lists(mask);
-  FLASH3_CHECK(check_mask_shape(lists.shape));
+  FLASH3_CHECK(check_mask_shape(lists));
   for (const Backend* backend : backends()) {
     uint64_t key = 0;
-    if (!find_key(lists.shape, lists.rule, lists.lengths, *backend, &key).ok() || key != lists.key)
-      continue;
-    FLASH3_CHECK(check_room(*backend, lists.data, lists.size, lists.shape));
+    if (!find_key(lists, *backend, &key).ok() || key != lists.key) continue;
+    FLASH3_CHECK(check_room(*backend, lists));
     return backend->read_mask_counts(lists.shape, lists.data, stream, counts);
   }
   return invalid_argument(message("mask->key = ", lists.key,

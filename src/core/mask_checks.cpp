@@ -31,7 +31,8 @@ Status check_sizes_of(const Params& p) {
     return invalid_argument(message("batch = ", p.batch, " and heads_q = ", p.heads_q,
                                     "; batch * heads_q must be at most ", kMaxSize));
   FLASH3_CHECK(check_room("max_blocks", p.max_blocks));
-  return check_room("max_partial_blocks", p.max_partial_blocks);
+  FLASH3_CHECK(check_room("max_partial_blocks", p.max_partial_blocks));
+  return check_room("max_documents", p.max_documents);
 }
 
 // The name of the source that is given; null: none.
@@ -280,6 +281,14 @@ int64_t most_partial_blocks(const Params& p, const MaskProblem& problem) {
   return s.blocks;
 }
 
+// Whether documents can be computed as packed sequences: those of one sequence, whose queries are
+// its keys', under a band that is the same from document to document.
+bool may_pack(const MaskProblem& problem) {
+  const MaskShape& s = problem.shape;
+  return problem.source == MaskSource::kDocuments && problem.lengths() == 0 && s.batch == 1 &&
+         s.seq_q == s.seq_k && problem.rule.chunk == 0;
+}
+
 // Parts of the memory that are each below this add up to what an int64 holds with room to spare.
 constexpr int64_t kMostPartBytes = int64_t{1} << 52;
 
@@ -307,6 +316,7 @@ Status find_room(const Params& p, MaskProblem* problem) {
   s.blocks = p.max_blocks > 0 ? std::min(p.max_blocks, all) : all;
   const int64_t partial = most_partial_blocks(p, *problem);
   s.partial_blocks = p.max_partial_blocks > 0 ? std::min(p.max_partial_blocks, partial) : partial;
+  problem->documents = may_pack(*problem) ? std::min<int64_t>(p.max_documents, s.seq_k) : 0;
   if (fits_memory(s)) return {};
   return invalid_argument(message("the mask of batch ", s.batch, ", heads ", s.heads, ", seq_q ",
                                   s.seq_q, ", seq_k ", s.seq_k, ", ", s.blocks, " blocks and ",
@@ -332,15 +342,16 @@ Status make_mask_problem(const Params* params, Pointers pointers, MaskProblem* p
   FLASH3_CHECK(take_lengths(fields_of_q(p), p.batch, p.seq_q, pointers, &problem->sequences_q));
   FLASH3_CHECK(take_lengths(fields_of_k(p), p.batch, p.seq_k, pointers, &problem->sequences_k));
   FLASH3_CHECK(take_source(p, pointers, problem));
-  FLASH3_CHECK(find_room(p, problem));
   problem->rule = normalised(mask_rule_of(p));
+  FLASH3_CHECK(find_room(p, problem));
   problem->backend = static_cast<flash3_backend>(p.backend);
   problem->num_threads = p.num_threads;
   problem->stream = p.stream;
   return {};
 }
 
-Status check_mask_shape(const MaskShape& s) {
+Status check_mask_shape(const MaskLists& mask) {
+  const MaskShape& s = mask.shape;
   FLASH3_CHECK(check_size("mask->batch", s.batch));
   FLASH3_CHECK(check_size("mask->heads", s.heads));
   FLASH3_CHECK(check_size("mask->seq_q", s.seq_q));
@@ -356,6 +367,7 @@ Status check_mask_shape(const MaskShape& s) {
                                     kMaskQuarter, " or ", kMaskBlock));
   FLASH3_CHECK(check_room("mask->blocks", s.blocks));
   FLASH3_CHECK(check_room("mask->partial_blocks", s.partial_blocks));
+  FLASH3_CHECK(check_room("mask->documents", mask.documents));
   if (fits_memory(s)) return {};
   return invalid_argument("mask is larger than any that flash3_mask_make makes");
 }

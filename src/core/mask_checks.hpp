@@ -10,11 +10,6 @@ namespace flash3 {
 // Checks the params and fills *problem, but for where the mask goes.
 Status make_mask_problem(const flash3_mask_params* params, Pointers pointers, MaskProblem* problem);
 
-// Bytes of the memory of a mask that has been checked.
-inline size_t mask_bytes(const MaskShape& shape) {
-  return static_cast<size_t>(MaskPlaces::of(shape).bytes);
-}
-
 // Calls visit(name, tensor) for each source that the params have.
 template <class Visit>
 void visit_sources(const flash3_mask_params& p, const Visit& visit) {
@@ -40,13 +35,10 @@ void visit_lengths(const flash3_mask_params& p, const Visit& visit) {
 MaskRule normalised(MaskRule rule);
 
 // Whether the fields of a mask are any that flash3_mask_make() sets, whatever the call.
-Status check_mask_shape(const MaskShape& shape);
+Status check_mask_shape(const MaskLists& mask);
 
 // What the fields of a mask say, as a call has it; they have not been checked.
 MaskLists mask_lists(const flash3_mask& mask);
-
-// Fails for a call with a mask that no kernel of the backend takes.
-Status check_mask_on(const Problem& problem, flash3_backend id, const char* backend);
 
 // Whether the call may have a mask at all, and, by its fields, this one; then *problem has its
 // lists and its band. The problem has everything else already.

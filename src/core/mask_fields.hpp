@@ -14,7 +14,7 @@
 
 namespace flash3 {
 
-inline constexpr size_t kMaskFields = 14;
+inline constexpr size_t kMaskFields = 15;
 
 // Calls visit(field) for each.
 template <class MaskStruct, class Visit>
@@ -22,7 +22,7 @@ void visit_mask_fields(MaskStruct& mask, const Visit& visit) {
   visit(mask.key), visit(mask.batch), visit(mask.heads), visit(mask.seq_q), visit(mask.seq_k);
   visit(mask.window_left), visit(mask.window_right), visit(mask.chunk), visit(mask.mask_alignment);
   visit(mask.ranges), visit(mask.blocks), visit(mask.partial_blocks);
-  visit(mask.granularity), visit(mask.lengths);
+  visit(mask.granularity), visit(mask.lengths), visit(mask.documents);
 }
 
 inline std::array<int64_t, kMaskFields> mask_fields(const flash3_mask& mask) {

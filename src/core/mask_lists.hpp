@@ -10,6 +10,7 @@
 //   MaskBlock  [blocks]                      the lists of blocks of queries
 //   MaskBlock  [blocks]                      the lists of blocks of keys: `block` is one of queries
 //   words      [partial_blocks, kMaskWords]  a bit for each pair of a block
+//   MaskStarts                               where documents begin
 //
 // batch and heads are 1 where all share. Lists and bits lie in whichever order they were made; a
 // list itself, and so every result, is the same each time.
@@ -73,6 +74,7 @@ struct MaskCounts {
   int blocks, partial_blocks;  // of the lists of blocks of queries
   int key_blocks;              // of those of blocks of keys: the same in the end
   int overflow;                // 1: there was no room
+  int documents;               // 0 without room for them
 };
 
 // The bit of a pair. A word has the bits of two queries, 8 apart, with 16 keys each, as a thread of
@@ -103,6 +105,31 @@ struct MaskShape {
   FLASH3_HOST_DEVICE constexpr long long lists() const { return batch * heads * q_blocks(); }
   FLASH3_HOST_DEVICE constexpr long long key_lists() const { return batch * heads * k_blocks(); }
   FLASH3_HOST_DEVICE constexpr long long all_blocks() const { return lists() * k_blocks(); }
+};
+
+// Where documents begin as the sequences of a packed batch, at the end of the memory of a mask that
+// has room for so many: those of queries, and those of keys. With the one after the last document
+// there are documents + 1 sequences. Kernels that compute with masks do not read it.
+struct MaskStarts {
+  long long documents;  // room; 0: nothing is there
+  int *q, *k;           // [count()]
+
+  FLASH3_HOST_DEVICE constexpr long long count() const { return documents > 0 ? documents + 2 : 0; }
+  // In a mask that had no room: queries that see no key, and keys that no query sees, so that all
+  // results are written.
+  FLASH3_HOST_DEVICE constexpr void set_empty(const MaskShape& shape, long long i) const {
+    q[i] = i == 0 ? 0 : int(shape.seq_q);
+    k[i] = i <= documents ? 0 : int(shape.seq_k);
+  }
+
+  // Bytes that it takes, and where it lies after so many others.
+  FLASH3_HOST_DEVICE static constexpr long long bytes_of(long long documents) {
+    return documents > 0 ? ((documents + 2) * 8 + 255) / 256 * 256 : 0;
+  }
+  FLASH3_HOST_DEVICE static MaskStarts at(void* data, long long bytes, long long documents) {
+    int* const q = reinterpret_cast<int*>(static_cast<char*>(data) + bytes);
+    return {documents, q, q + (documents > 0 ? documents + 2 : 0)};
+  }
 };
 
 // Bytes from the beginning of the memory; each part begins at a multiple of 256.

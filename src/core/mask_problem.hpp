@@ -41,8 +41,17 @@ constexpr int lengths_given(const Sequences& q, const Sequences& k) {
          (q.has_used ? FLASH3_MASK_SEQUSED_Q : 0) | (k.has_used ? FLASH3_MASK_SEQUSED_K : 0);
 }
 
+// Bytes of the memory of a mask with room for where so many documents begin, and where these lie.
+inline size_t mask_bytes(const MaskShape& shape, int64_t documents) {
+  return static_cast<size_t>(MaskPlaces::of(shape).bytes + MaskStarts::bytes_of(documents));
+}
+inline MaskStarts mask_starts(const MaskShape& shape, int64_t documents, void* data) {
+  return MaskStarts::at(data, MaskPlaces::of(shape).bytes, documents);
+}
+
 struct MaskProblem {
   MaskShape shape;
+  int64_t documents = 0;  // room for where they begin
   MaskRule rule;
   // Where the sequences lie. Those of a mask without lengths are all shape.seq_q and shape.seq_k
   // long, and the mask may have fewer.
@@ -59,19 +68,22 @@ struct MaskProblem {
   void* data = nullptr;  // where the mask goes
 
   int lengths() const { return lengths_given(sequences_q, sequences_k); }
+  MaskStarts starts() const { return mask_starts(shape, documents, data); }
 };
 
 // A mask that a call is given; without memory where the call is only a question.
 struct MaskLists {
   bool given = false;
   MaskShape shape;
-  MaskRule rule;    // the band that it was made with
-  int lengths = 0;  // which it was made with: lengths_given()
+  int64_t documents = 0;  // room for where they begin
+  MaskRule rule;          // the band that it was made with
+  int lengths = 0;        // which it was made with: lengths_given()
   const void* data = nullptr;
   size_t size = 0;   // of the memory
   uint64_t key = 0;  // what the caller's mask says it is
 
   MaskMemory memory() const { return MaskMemory::of(shape, const_cast<void*>(data)); }
+  MaskStarts starts() const { return mask_starts(shape, documents, const_cast<void*>(data)); }
 };
 
 }  // namespace flash3

@@ -354,6 +354,22 @@ void transpose(const MaskMemory& memory, Index batch, Index head) {
   });
 }
 
+// Notes where documents begin, as far as there is room; how many there are.
+Index note_documents(const MaskProblem& p) {
+  const Index room = p.documents, keys = p.shape.seq_k;
+  const MaskStarts to = p.starts();
+  const auto* const numbers = static_cast<const int*>(p.tensor.data);
+  Index found = 0;
+  for (Index j = 0; room > 0 && j < keys; ++j) {
+    if (j > 0 && numbers[j] == numbers[j - 1]) continue;
+    if (found < room) to.q[found] = to.k[found] = static_cast<int>(j);
+    ++found;
+  }
+  for (Index i = std::min(found, room); i < to.count(); ++i)
+    to.q[i] = to.k[i] = static_cast<int>(keys);
+  return found;
+}
+
 int at_most_int(Index n) {
   return static_cast<int>(std::min<Index>(n, std::numeric_limits<int>::max()));
 }
@@ -392,12 +408,16 @@ Status make_mask(const MaskProblem& p) {
   FLASH3_CHECK(interrupt.status());
 
   const Places all = place(&places);
-  const bool overflow = all.blocks > s.blocks || all.partial > s.partial_blocks;
+  const Index documents = note_documents(p);
+  const bool overflow =
+      all.blocks > s.blocks || all.partial > s.partial_blocks || documents > p.documents;
   *memory.counts = {at_most_int(all.blocks), at_most_int(all.partial), at_most_int(all.blocks),
-                    overflow};
+                    overflow, static_cast<int>(documents)};
   if (overflow) {
     std::fill_n(memory.lists, s.lists(), MaskList{0, 0});
     std::fill_n(memory.key_lists, s.key_lists(), MaskList{0, 0});
+    const MaskStarts starts = p.starts();
+    for (Index i = 0; i < starts.count(); ++i) starts.set_empty(s, i);
     return {};
   }
 

@@ -109,7 +109,7 @@ def test_nothing_of_a_byte_a_pair_is_in_memory(small_parts):
     with Made() as made:
         source = mods.from_mask_mod(scattered, None, None, seq, seq, "cpu")
         mask = source.make()
-    assert source.kind == "bits" and masks.needs(mask) == (1024, 1024)
+    assert source.kind == "bits" and masks.needs(mask) == (1024, 1024, 0)
     assert seq * seq / 8 <= made.largest <= 8 * 128 * seq
     # Few blocks of many need bits: no memory is in proportion to the pairs at all.
     few = lambda b, h, q, k: (q - k).abs() <= 100 + 60 * ((q ^ k) % 11 < 3)

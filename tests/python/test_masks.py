@@ -112,16 +112,37 @@ def test_rows_that_see_nothing():
     assert (q.grad[:, 70:] == 0).all() and q.grad[:, :70].abs().sum() > 0
 
 
+def test_documents_are_noted():
+    """How many there are is counted where the mask is made for what it needs, and known of lengths otherwise."""
+    lengths = [100, 50, 150]
+    ids = torch.repeat_interleave(torch.tensor([4, 4, 1, 4]), torch.tensor([60, 40, 50, 150]))
+    for source in (masks.documents(ids), masks.documents(lengths=lengths, causal=True)):
+        mask = source.make()
+        assert mask.documents == masks.needs(mask)[2] == 3
+    assert masks.documents(lengths=lengths).make(max_blocks=0).documents == 4  # one of keys that are left
+    assert masks.documents(lengths=torch.tensor(lengths)).make(max_blocks=0).documents == 4
+    assert masks.documents(ids).make(max_blocks=0).documents == 0
+    few = masks.documents(ids).make(max_blocks=0, max_documents=2)
+    assert few.documents == 2 and masks.needs(few)[2] == 3
+    q, k, v = inputs(300, 300)
+    assert (flash3.attention(q, k, v, mask=few) == 0).all()
+    for source in (masks.documents(ids, chunk=64), masks.documents(torch.stack((ids, ids))), masks.documents(ids, seq_q=299),
+                   masks.documents(ids) & masks.window_with_sinks(40, 3, 300)):
+        assert source.make().documents == 0
+    with pytest.raises(ValueError, match="max_documents = 3 but max_blocks = None"):
+        masks.documents(ids).make(max_documents=3)
+
+
 def test_memory_is_exact():
     seen = torch.zeros(1000, 1000, dtype=torch.bool)
     seen[:128, :128] = True
     seen[200:300, 500:600] = torch.rand(100, 100) < 0.5
     source = masks.dense(seen)
     mask = source.make()
-    blocks, partial = masks.needs(mask)
-    assert (mask.blocks, mask.partial_blocks) == (blocks, partial) and partial == blocks - 1
+    blocks, partial, documents = masks.needs(mask)
+    assert (mask.blocks, mask.partial_blocks) == (blocks, partial) and partial == blocks - 1 and documents == mask.documents == 0
     assert mask.data.numel() < 40_000 + 2048 * partial
-    assert masks.needs(source.make(max_blocks=2, max_partial_blocks=1)) == (blocks, partial)
+    assert masks.needs(source.make(max_blocks=2, max_partial_blocks=1)) == (blocks, partial, 0)
     q, k, v = inputs(1000, 1000)
     assert (flash3.attention(q, k, v, mask=source.make(max_blocks=2)) == 0).all()
     most = source.make(max_blocks=0)
@@ -403,5 +424,5 @@ def test_operators():
     largest = torch.empty(4)
     flash3.attention(q, k, v, mask=mask, max_logits=largest)
     assert (largest <= lse.amax((0, 2)) + 1e-6).all() and largest.isfinite().all()
-    with pytest.raises(RuntimeError, match="mask_fields has 2 numbers but it must have the 14 that mask_make gives"):
+    with pytest.raises(RuntimeError, match="mask_fields has 2 numbers but it must have the 15 that mask_make gives"):
         torch.ops.flash3.forward(q, k, v, mask=mask.data, mask_fields=[1, 2])

@@ -147,7 +147,7 @@ def test_workspace(named):
         named.backward(out, q, k, v, out, lse, *made, workspace=room[:64])
 
 
-FIELDS = 14  # of a mask
+FIELDS = 15  # of a mask
 
 
 def made_mask(named, sizes, **source):
@@ -214,12 +214,12 @@ def test_a_mask_of_flash3_and_the_room_of_one(named):
     seen = g.random((400, 400)) < 0.1
     wanted = flash3.attention(*map(torch.from_numpy, (q, k, v)), mask=flash3.masks.dense(torch.from_numpy(seen))).numpy()
     made = flash3.masks.dense(torch.from_numpy(seen)).make()
-    out, used = np.empty_like(q), np.zeros(2, np.int64)
+    out, used = np.empty_like(q), np.zeros(3, np.int64)
     named.forward(q, k, v, out, mask=made.data, mask_fields=np.array(made.fields, np.int64))
     np.testing.assert_array_equal(out, wanted)
     little = made_mask(named, (1, 4, 400, 400), dense=seen[None, None], max_blocks=5)
     named.mask_used(*little, used)
-    assert tuple(used) == flash3.masks.needs(made) == (16, 16)
+    assert tuple(used) == flash3.masks.needs(made) == (16, 16, 0)
     named.forward(q, k, v, out, mask=little[0], mask_fields=little[1])
     assert not out.any()  # it has too little room, and so it is empty
     named.forward(q, k, v, out, **dict(zip(("mask", "mask_fields"), made_mask(named, (1, 4, 400, 400), dense=seen[None, None],
@@ -235,12 +235,12 @@ def test_errors_of_masks(module, named):
     other[4] = 40
     wide = fields.copy()
     wide[8] = 2**40
-    used = np.zeros(2, np.int64)
+    used = np.zeros(3, np.int64)
     for call, error, message in (
             (lambda: named.forward(q, k, v, out, mask=memory), ValueError, "mask is given but mask_fields is None; mask_make makes them"),
             (lambda: named.forward(q, k, v, out, mask_fields=fields), ValueError, "mask_fields is given but mask is None; mask_make"),
             (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields[:11]), ValueError,
-             "mask_fields.shape[0] = 11 but it must be an int64 tensor of 14 in host memory"),
+             "mask_fields.shape[0] = 11 but it must be an int64 tensor of 15 in host memory"),
             (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields.astype(np.int32)), TypeError,
              "mask_fields.dtype = DLPack type (code 0, 32 bits, 1 lanes) but it must be int64"),
             (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields[None]), ValueError, "mask_fields.ndim = 2 but it must be"),
@@ -253,11 +253,11 @@ def test_errors_of_masks(module, named):
             (lambda: named.forward(q, k, v, out, mask=memory, mask_fields=fields, seqused_k=np.array([3, 3], np.int32)), ValueError,
              "mask is given and seqused_k is given, but mask->lengths = 0 lacks 8"),
             (lambda: named.mask_make(None, fields, **sizes), TypeError, "mask is None but it must be a tensor"),
-            (lambda: named.mask_make(memory, None, **sizes), TypeError, "mask_fields is None but it must be an int64 tensor of 14"),
+            (lambda: named.mask_make(memory, None, **sizes), TypeError, "mask_fields is None but it must be an int64 tensor of 15"),
             (lambda: named.mask_make(memory, fields, **sizes, dense=q), TypeError,
              "dense.dtype = DLPack type (code 2, 32 bits, 1 lanes) but it must be uint8 or bool"),
-            (lambda: named.mask_size(**sizes, documents=used.astype(np.int32)[None]), ValueError, "documents.shape[1] = 2 but seq_k = 33"),
-            (lambda: named.mask_used(memory, fields), TypeError, "used is None but it must be an int64 tensor of 2 in host memory"),
+            (lambda: named.mask_size(**sizes, documents=used.astype(np.int32)[None]), ValueError, "documents.shape[1] = 3 but seq_k = 33"),
+            (lambda: named.mask_used(memory, fields), TypeError, "used is None but it must be an int64 tensor of 3 in host memory"),
             (lambda: named.mask_used(memory, other, used), ValueError, "but no backend makes that of its fields")):
         with pytest.raises(error, match=re.escape(message)):
             call()
@@ -342,7 +342,7 @@ def test_masks_on_a_gpu(named):
     wanted = flash3.attention(q, k, v, mask=flash3.masks.dense(seen))
     sizes = dict(batch=2, heads_q=4, seq_q=300, seq_k=300)
     memory = torch.empty(named.mask_size(**sizes, dense=seen), dtype=torch.uint8, device="cuda")
-    fields, used, out = np.empty(FIELDS, np.int64), np.empty(2, np.int64), torch.empty_like(q)
+    fields, used, out = np.empty(FIELDS, np.int64), np.empty(3, np.int64), torch.empty_like(q)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         late = torch.zeros_like(seen)
@@ -352,4 +352,4 @@ def test_masks_on_a_gpu(named):
         named.forward(q, k, v, out, mask=memory, mask_fields=fields)
         named.mask_used(memory, fields, used)
     torch.cuda.synchronize()
-    assert (out == wanted).all() and tuple(used) == (9, 9)
+    assert (out == wanted).all() and tuple(used) == (9, 9, 0)

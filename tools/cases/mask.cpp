@@ -238,7 +238,9 @@ std::shared_ptr<const HostMask> make_host_mask(const Case& c) {
     made->params.max_blocks = made->params.max_partial_blocks = 1;
     make(c, made.get());
     flash3_mask_params& p = made->params;
-    check(flash3_mask_used(&made->mask, nullptr, &p.max_blocks, &p.max_partial_blocks), c);
+    int64_t documents = 0;
+    check(flash3_mask_used(&made->mask, nullptr, &p.max_blocks, &p.max_partial_blocks, &documents),
+          c);
     p.max_blocks = std::max<int64_t>(p.max_blocks, 1);
     p.max_partial_blocks = std::max<int64_t>(p.max_partial_blocks, 1);
     made->mask = {};

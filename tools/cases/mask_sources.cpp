@@ -70,6 +70,15 @@ void fill_documents(Draw& d, const flash3_tensor& t) {
     }
 }
 
+// Of the first sequence; 0 where there are none.
+int64_t count_documents(const flash3_tensor& t) {
+  const auto* const numbers = static_cast<const int32_t*>(t.data);
+  int64_t count = 0;
+  for (int64_t j = 0; t.ndim > 0 && t.shape[0] > 0 && j < t.shape[1]; ++j)
+    count += j == 0 || numbers[j] != numbers[j - 1];
+  return count;
+}
+
 // Squares of 64 that are seen, hidden, or a bit for each pair.
 void fill_dense(Draw& d, const flash3_tensor& t) {
   const int64_t rows = t.shape[2], keys = t.shape[3];
@@ -318,6 +327,7 @@ MaskSources make_mask_sources(const Case& c) {
 flash3_mask_params MaskSources::params(const Case& c) const {
   flash3_mask_params p = mask_params_without_memory(c);
   visit([&](const char*, const GuardedTensor& tensor, auto field) { p.*field = tensor.view; });
+  p.max_documents = count_documents(p.documents);
   return p;
 }
 

@@ -108,6 +108,55 @@ void add_ragged(Level level, std::span<const flash3_dtype> dtypes, bool backward
       }
 }
 
+// Long documents of one sequence, which a GPU computes as a packed batch, but under chunks.
+void add_long_documents(Level level, std::span<const flash3_dtype> dtypes, bool backward,
+                        std::vector<Case>* table) {
+  constexpr int64_t kTokens[] = {2048, 2900, 4097};
+  const size_t all = std::size(kBands) * (level == Level::kFull ? 6 : 1);
+  for (size_t i = 0; i < all; ++i) {
+    Case c;
+    c.mask.source = CaseMaskSource::kDocuments;
+    c.dtype = dtypes[i % dtypes.size()];
+    c.batch = 1, c.seq_q = c.seq_k = kTokens[i % std::size(kTokens)];
+    const Heads& heads = kHeads[i / 2 % std::size(kHeads)];
+    c.heads_q = heads.q, c.heads_k = heads.k;
+    const Dims& dims = kDims[i % std::size(kDims)];
+    c.head_dim = dims.qk, c.head_dim_v = dims.v;
+    set_band(kBands[i % std::size(kBands)], &c);
+    add_options(i, backward, &c);
+    c.layout = i % 2 == 0 ? Layout::kBatchSeq : Layout::kHeadsFirst;
+    table->push_back(c);
+  }
+}
+
+// Keys that a table finds: pages of every size that a GPU loads at once, and elements.
+void add_cached(Level level, std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
+  constexpr int64_t kPages[] = {16, 0, 64, 48, 128, 0, 256};  // 0: cache_batch_idx
+  constexpr Dims kCached[] = {{64, 64}, {128, 128}, {256, 256}, {96, 40}, {192, 128}};
+  const size_t rounds = level == Level::kFull ? 3 : 1;
+  for (size_t i = 0; i < rounds * std::size(kSources) * std::size(kBands); ++i) {
+    Case c;
+    c.mask = kSources[i / std::size(kBands) % std::size(kSources)];
+    const bool may_differ = c.mask.source != CaseMaskSource::kBand;
+    c.mask.of_heads = may_differ && c.mask.source != CaseMaskSource::kDocuments && i % 2 != 0;
+    c.mask.of_batch = may_differ && i % 3 == 0;
+    c.dtype = dtypes[i % dtypes.size()];
+    c.batch = 2 + static_cast<int64_t>(i % 3);
+    c.seq_q = i % 4 == 3 ? 1 : 200, c.seq_k = i % 2 == 0 ? 300 : 700;
+    const Heads& heads = kHeads[i / 2 % std::size(kHeads)];
+    c.heads_q = heads.q, c.heads_k = heads.k;
+    const Dims& dims = kCached[(i + i / std::size(kBands)) % std::size(kCached)];
+    c.head_dim = dims.qk, c.head_dim_v = dims.v;
+    c.page_size = kPages[i % std::size(kPages)], c.batch_idx = c.page_size == 0;
+    c.used_k = true, c.packed_q = i % 4 == 1;
+    c.lengths = kLengths[i / 3 % std::size(kLengths)];
+    set_band(kBands[i % std::size(kBands)], &c);
+    add_options(i, false, &c);
+    c.layout = Layout::kBatchSeq;
+    table->push_back(c);
+  }
+}
+
 }  // namespace
 
 std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dtypes,
@@ -138,13 +187,15 @@ std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dty
           table.push_back(c);
         }
   add_ragged(level, dtypes, backward, &table);
+  add_long_documents(level, dtypes, backward, &table);
+  if (!backward) add_cached(level, dtypes, &table);
   return table;
 }
 
 std::vector<Case> fp8_mask_case_table() {
   constexpr flash3_dtype kFp8[] = {FLASH3_FLOAT8_E4M3};
   auto table = mask_case_table(Level::kQuick, kFp8, false);
-  std::erase_if(table, [](const Case& c) { return c.softcap > 0; });
+  std::erase_if(table, [](const Case& c) { return c.softcap > 0 || c.has_cache(); });
   // Every third with slopes, a table or both too.
   for (size_t i = 0, count = table.size(); i < count; i += 3) {
     Case c = table[i];

@@ -71,11 +71,11 @@ TORCH = {
     "backward_out": ("backward", "dout dlse? q k v out lse dq! dk! dv! dsink!?", f"{_OPTIONS} fill_padding {_DATA_MASK} …", "()"),
     "quantize": ("quantize", "", f"q k v scale_ndim heads_k {_QUANTIZE} …", "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"),
     "quantize_out": ("quantize", "q? k? v? q_out!? k_out!? v_out!? q_scale!? k_scale!? v_scale!?", f"{_QUANTIZE} …", "()"),
-    "attention_with_kv_cache": ("forward", "q k_cache v_cache", f"{_CACHE} schedule schedule_key {_MORE} …", "(Tensor, Tensor)"),
+    "attention_with_kv_cache": ("forward", "q k_cache v_cache", f"{_CACHE} schedule schedule_key {_MORE} {_DATA_MASK} …", "(Tensor, Tensor)"),
     "attention_with_kv_cache_append": ("forward", "q k_cache! v_cache! k_new? v_new?",
-                                       f"{_APPEND} {_CACHE} schedule schedule_key {_MORE} …", "(Tensor, Tensor)"),
+                                       f"{_APPEND} {_CACHE} schedule schedule_key {_MORE} {_DATA_MASK} …", "(Tensor, Tensor)"),
     "attention_with_kv_cache_out": ("forward", "q k_cache! v_cache! out! lse!? k_new? v_new?",
-                                    f"{_APPEND} {_CACHE} schedule schedule_key {_MORE} fill_padding …", "()"),
+                                    f"{_APPEND} {_CACHE} schedule schedule_key {_MORE} fill_padding {_DATA_MASK} …", "()"),
     "kv_cache_schedule": ("forward", "q k_cache v_cache k_new? v_new?", f"{_APPEND} {_CACHE} out_dtype {_MORE} …", "(Tensor, SymInt)"),
     "kv_cache_schedule_out": ("forward", "q k_cache v_cache schedule! schedule_key k_new? v_new?", f"{_APPEND} {_CACHE} out_dtype {_MORE} …",
                               "()"),
@@ -138,7 +138,7 @@ PYTHON = {
     "attention_with_kv_cache": ("forward", "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "
                                 "rotary_offsets rotary_interleaved causal window softmax_scale softcap chunk sink cu_seqlens_q max_seqlen_q "
                                 "max_seqlen_k seqused_q q_scale k_scale v_scale rotate rotation_seed sm_margin schedule tree_mask out_dtype "
-                                f"return_lse qv {_NO_DROPOUT} …"),
+                                f"return_lse qv {_NO_DROPOUT} … mask"),
 }
 # Those that are no field, with their defaults.
 PYTHON_EXTRAS = {"seed": None, "offset": 0, "window": None, "out_dtype": None, "return_lse": False, "deterministic": False, "schedule": None, "mask": None}

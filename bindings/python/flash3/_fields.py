@@ -18,7 +18,7 @@ class Mask(ctypes.Structure):
                 ("heads", ctypes.c_int64), ("seq_q", ctypes.c_int64), ("seq_k", ctypes.c_int64), ("window_left", ctypes.c_int64),
                 ("window_right", ctypes.c_int64), ("chunk", ctypes.c_int64), ("mask_alignment", ctypes.c_int32), ("ranges", ctypes.c_int32),
                 ("blocks", ctypes.c_int64), ("partial_blocks", ctypes.c_int64), ("granularity", ctypes.c_int32),
-                ("lengths", ctypes.c_int32)]
+                ("lengths", ctypes.c_int32), ("documents", ctypes.c_int64)]
 
 
 class ForwardParams(ctypes.Structure):
@@ -77,7 +77,7 @@ class MaskParams(ctypes.Structure):
                 ("block_rows", ctypes.c_int32), ("block_keys", ctypes.c_int32), ("max_blocks", ctypes.c_int64),
                 ("max_partial_blocks", ctypes.c_int64), ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32),
                 ("stream", ctypes.c_void_p), ("bits", Tensor), ("bit_blocks", Tensor), ("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor),
-                ("seqused_q", Tensor), ("seqused_k", Tensor)]
+                ("seqused_q", Tensor), ("seqused_k", Tensor), ("max_documents", ctypes.c_int64)]
 
 
 # The words for values that the C interface numbers.
@@ -105,7 +105,8 @@ OPTIONS = {
     "merge": {"backend": "enumeration", "num_threads": "int32"},
     "mask": {"batch": "int64", "heads_q": "int64", "seq_q": "int64", "seq_k": "int64", "causal": "flag", "window_left": "int64",
              "window_right": "int64", "chunk": "int64", "mask_alignment": "enumeration", "block_rows": "int32", "block_keys": "int32",
-             "max_blocks": "int64", "max_partial_blocks": "int64", "backend": "enumeration", "num_threads": "int32"},
+             "max_blocks": "int64", "max_partial_blocks": "int64", "backend": "enumeration", "num_threads": "int32",
+             "max_documents": "int64"},
 }
 TENSORS = {
     "forward": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink", "q_scale", "k_scale", "v_scale",
@@ -208,5 +209,5 @@ SIGNATURES = {
                                 "seqused_q": None, "q_scale": None, "k_scale": None, "v_scale": None, "rotate": False, "rotation_seed": 0,
                                 "sm_margin": 0, "schedule": None, "tree_mask": None, "out_dtype": None, "return_lse": False, "qv": None,
                                 "mask_alignment": "bottom_right", "max_logits": None, "alibi_slopes": None, "bias": None,
-                                "bias_table": None},
+                                "bias_table": None, "mask": None},
 }

@@ -66,6 +66,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, **options):
             float32. None: q's, or bfloat16.
         qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which is multiplied with v_cache, as in attention().
             Rotary embeddings are for q and k_new alone.
+        mask: as in attention(); it counts the keys of a sequence from the first one. Neither with k_new, leftpad_k, tree_mask nor qv. A
+            mask that the call keeps is made again when lengths change. On a GPU no FP8 and no bias, and pages of a multiple of 16 rows.
 
     Returns:
         out, or with return_lse (out, lse), as attention().
@@ -115,7 +117,7 @@ def kv_cache_schedule(q, k_cache, v_cache, *, out=None, **options):
 
     Args:
         q, k_cache, v_cache: those of one of the calls.
-        options: the other arguments of that call, except schedule and return_lse. Only the tensors of lengths are read.
+        options: the other arguments of that call, except schedule, return_lse and mask. Only the tensors of lengths are read.
         out: a Schedule of calls like this one, in whose memory the new one is made. ValueError if it is for other calls.
 
     Returns:

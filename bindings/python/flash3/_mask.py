@@ -27,6 +27,7 @@ class Mask(NamedTuple):
     partial_blocks: int  #: those of them that it has room for a bit for each pair of
     granularity: int  #: 64 where it was made from blocks that 128 does not divide, else 128
     lengths: int = 0  #: 1 if it was made with cu_seqlens_q, plus 2 for cu_seqlens_k, 4 for seqused_q, 8 for seqused_k
+    documents: int = 0  #: documents that it has room to note the beginnings of, 0 where it notes none
 
     @property
     def fields(self):

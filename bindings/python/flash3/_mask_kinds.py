@@ -68,6 +68,13 @@ def _ids_of_lengths(lengths, seq, device):
     return torch.searchsorted(ends, places.repeat(len(ends), 1), right=True)
 
 
+def _count(lengths):
+    """How many documents lengths, as documents() takes it, has at most in a sequence."""
+    if isinstance(lengths, torch.Tensor):
+        return lengths.shape[-1]
+    return len(lengths[0] if lengths and isinstance(lengths[0], (list, tuple)) else lengths)
+
+
 def _ids(ids, lengths, seq, device):
     if (ids is None) == (lengths is None):
         raise TypeError("documents() takes ids or lengths, and one of them")
@@ -101,11 +108,11 @@ def documents(ids=None, *, lengths=None, seq_q=None, seq_k=None, causal=False, w
         ValueError: a shape breaks a rule.
     """
     given = ids if isinstance(ids, torch.Tensor) else None
-    ids = _ids(ids, lengths, seq_k, device)
+    ids, most = _ids(ids, lengths, seq_k, device), 0 if lengths is None else _count(lengths) + 1  # one of the keys that are left
     seq_k = ids.shape[1]
     if given is None or given.dtype == torch.int64:  # numbers of 64 bits: those of the runs mean the same
         ids = _mask_ranges.runs(ids)[2]
-    return MaskSource("documents", documents=ids.to(torch.int32).contiguous(), band=Band.of(causal, window, chunk, mask_alignment),
+    return MaskSource("documents", documents=ids.to(torch.int32).contiguous(), most_documents=most, band=Band.of(causal, window, chunk, mask_alignment),
                       seq_q=seq_k if seq_q is None else size_of("seq_q", seq_q), seq_k=seq_k)
 
 

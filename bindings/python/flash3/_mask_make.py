@@ -8,6 +8,7 @@ from ._mask_kept import kept
 from ._mask_lengths import NO_LENGTHS, Lengths, with_band
 from ._mask_sources import Band, MaskSource
 from ._mask_traced import is_traced, traced
+from ._options import int64_of
 
 _make = _torch.operators.mask_make.default
 _used = _torch.operators.mask_used.default
@@ -22,7 +23,8 @@ def _run(operator, *arguments, **named):
 
 
 def needs(mask):
-    """(blocks, partial blocks) that a Mask needs, after waiting for the stream: with less room than that it is empty."""
+    """(blocks, partial blocks, documents) that a Mask needs, after waiting for the stream: with less room than that it is empty. A mask
+    without room for documents has not counted them, 0."""
     check_mask(mask)
     return _run(_used, mask.data, mask.fields)
 
@@ -31,10 +33,11 @@ def _is_capturing(device):
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=None, lengths=NO_LENGTHS):
+def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=None, lengths=NO_LENGTHS, max_documents=None):
     """The Mask of a MaskSource (MaskSource.make), for calls whose q and k have so many rows, and these lengths."""
-    if max_blocks is None and max_partial_blocks is not None:
-        raise ValueError(f"max_partial_blocks = {max_partial_blocks} but max_blocks = None; it is a part of that")
+    for name, room in (("max_partial_blocks", max_partial_blocks), ("max_documents", max_documents)):
+        if max_blocks is None and room is not None:
+            raise ValueError(f"{name} = {room} but max_blocks = None; without that the mask is made for what it needs")
     seq_q, seq_k = lengths.longest(rows_q, rows_k)
     source = lengths.fitted(source, rows_q, rows_k)
     device = torch.device(device or source.device or torch.empty(0).device)
@@ -53,15 +56,16 @@ def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=Non
     if like is None:
         like = torch.empty(0, device=device)
 
-    def made(blocks, partial_blocks):
+    def made(blocks, partial_blocks, documents):
+        room = {"max_blocks": blocks, "max_partial_blocks": partial_blocks, "max_documents": documents}
         if is_traced(like):
-            return traced(like, *tensors, **named, **sizes, max_blocks=blocks, max_partial_blocks=partial_blocks)
-        data, fields = _run(_make, like, *tensors, **named, **sizes, max_blocks=blocks, max_partial_blocks=partial_blocks)
+            return traced(like, *tensors, **named, **sizes, **room)
+        data, fields = _run(_make, like, *tensors, **named, **sizes, **room)
         return Mask(data, *fields)
 
     if max_blocks is not None or is_traced(like):
-        return made(max_blocks or 0, max_partial_blocks or 0)
-    needed = needs(made(1, 1))
+        return made(max_blocks or 0, max_partial_blocks or 0, source.most_documents if max_documents is None else max_documents)
+    needed = needs(made(1, 1, 1))
     return made(*(max(n, 1) for n in needed))  # 0 stands for the most that there can be
 
 
@@ -75,7 +79,7 @@ def kept_on(device, name, mask):
 
 
 def _rows_of(q, k, options):
-    """Rows of q and k of a call: seq, or where they are packed total."""
+    """Rows of q and k of a call: seq, where they are packed total, or of a cache in pages the most that a sequence can have."""
     _torch.check_companions("q", q, k=k)
     rows = []
     for name, x in (("q", q), ("k", k)):
@@ -84,6 +88,10 @@ def _rows_of(q, k, options):
         if x.dim() != 4 - packed:
             raise ValueError(f"{name}.ndim = {x.dim()} but it must be {4 - packed}, {shape}")
         rows.append(x.shape[0 if packed else 1])
+    if isinstance(table := options.get("page_table"), torch.Tensor) and table.dim() == 2:  # of a cache; the library refuses others
+        rows[1] *= table.shape[1]
+        most = options.get("max_seqlen_k")
+        rows[1] = min(rows[1], most) if most is not None and int64_of("max_seqlen_k", most) > 0 else rows[1]
     return rows
 
 
@@ -97,7 +105,7 @@ def _made(source, band, rows_q, rows_k, device, lengths):
 
 
 def with_mask_made(q, k, options):
-    """The options of an attention() call with a Mask in place of a MaskSource, made for the call and of the call's band too."""
+    """The options of an attention() or attention_with_kv_cache() call with a Mask in place of a MaskSource, made for the call and of the call's band too."""
     source = options.get("mask")
     if not isinstance(source, MaskSource) or not isinstance(q, torch.Tensor):
         return options

@@ -80,6 +80,7 @@ class MaskSource:
     block_keys: int = 0  #: keys of a block
     bits: object = None  #: [1 or batch, 1 or heads_q, seq_q, ceil(seq_k / 8)] uint8; with bit_blocks [blocks, 128, 16]
     bit_blocks: object = None  #: [1 or batch, 1 or heads_q, ceil(seq_q / 128), ceil(seq_k / 128)] int32, which of bits, -1 for all seen, -2 for none
+    most_documents: int = 0  #: no more documents than these are in there, 0 where that is not known
     band: object = Band()  #: what else a query does not see
     seq_q: object = None  #: queries, None where not known
     seq_k: object = None  #: keys, None where not known
@@ -233,8 +234,8 @@ class MaskSource:
             named |= {"bits": self.bits, "bit_blocks": self.bit_blocks}
         return (self.ranges, self.documents, self.dense, self.block_counts, self.block_indices), named
 
-    def make(self, seq_q=None, seq_k=None, *, device=None, max_blocks=None, max_partial_blocks=None, cu_seqlens_q=None, cu_seqlens_k=None,
-             seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None):
+    def make(self, seq_q=None, seq_k=None, *, device=None, max_blocks=None, max_partial_blocks=None, max_documents=None, cu_seqlens_q=None,
+             cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None):
         """The mask, for mask= of any number of calls.
 
         It lists blocks of 128 queries by 128 keys: 16 bytes for each block in which a pair is seen, and another 2 KiB for a block that
@@ -248,6 +249,8 @@ class MaskSource:
             device: of the calls; None: that of the source's tensors, or torch's default for a band.
             max_blocks: room for this many blocks; 0: for the largest possible number. None: for as many as there are.
             max_partial_blocks: with max_blocks, room for blocks of 2 KiB; None or 0: for the largest possible number.
+            max_documents: with max_blocks, of documents(): room to note where so many begin, so that a GPU computes long ones as it does
+                cu_seqlens; more of them leave the mask empty. None: for as many as lengths has; 0: none is noted.
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k: of calls whose sequences differ in length, as in
                 attention(). The calls must have the same.
 
@@ -255,14 +258,14 @@ class MaskSource:
             A flash3.Mask.
 
         Raises:
-            ValueError: a size is unknown or not the source's; or max_partial_blocks is given without max_blocks.
+            ValueError: a size is unknown or not the source's; or other room is given without max_blocks.
             NotImplementedError: without max_blocks, while a CUDA graph is captured.
         """
         from ._mask_lengths import Lengths
         from ._mask_make import make
         lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
         return make(self, self._known("seq_q").seq_q if seq_q is None else seq_q, self._known("seq_k").seq_k if seq_k is None else seq_k,
-                    device, max_blocks, max_partial_blocks, lengths)
+                    device, max_blocks, max_partial_blocks, lengths, max_documents)
 
     # ---- operators ----
 

@@ -6,6 +6,7 @@ from torch.autograd import forward_ad
 from ._arguments import arguments_of, schedule_parts
 from ._build import NAME
 from ._fields import RESULTS, SIGNATURES, TENSORS
+from ._mask_make import with_mask_made
 from ._torch import check_companions, empty_results, operators, register_fake, translated
 from .arrays import Schedule
 
@@ -131,7 +132,7 @@ def run(q, k_cache, v_cache, arguments, out=None, lse=None, fill_padding=False):
 
 def attention_with_kv_cache(q, k_cache, v_cache, options, with_lse):
     """(out, lse) of flash3.attention_with_kv_cache for torch tensors; lse may be None without with_lse."""
-    arguments = arguments_of("attention_with_kv_cache", options)
+    arguments = arguments_of("attention_with_kv_cache", with_mask_made(q, k_cache, options))
     out_dtype = arguments.pop("out_dtype", None)
     check_companions("q", q, k_cache=k_cache, v_cache=v_cache)
     _check_not_recorded(q=q, k_cache=k_cache, v_cache=v_cache, **{
@@ -142,7 +143,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, options, with_lse):
     return run(q, k_cache, v_cache, arguments, *given, fill_padding=True)
 
 
-_OF_SCHEDULES = set(SIGNATURES["attention_with_kv_cache"]) - {"schedule", "return_lse"}
+_OF_SCHEDULES = set(SIGNATURES["attention_with_kv_cache"]) - {"schedule", "return_lse", "mask"}  # what walks a mask's lists has none
 
 
 def kv_cache_schedule(q, k_cache, v_cache, out, options):

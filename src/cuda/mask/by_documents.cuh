@@ -28,6 +28,13 @@ __device__ __forceinline__ const int* document_numbers(const MaskParams& p, int 
   return p.source.row<int>(batch, 0, 0) + first_key;
 }
 
+// A bit for each key of a block that begins a run, for pack_documents.cuh, in place of the ranges
+// that queries of the block get later: there are as many queries as keys.
+constexpr int kBeginWords = kMaskBlock / 32;
+__device__ __forceinline__ unsigned* begins_of_block(const MaskParams& p, long long block) {
+  return reinterpret_cast<unsigned*>(p.memory.range(0, 0, 0, block * kMaskBlock));
+}
+
 // A warp notes those of one block.
 __device__ __forceinline__ void note_runs(const MaskParams& p, int batch, long long block) {
   const RowRange keys = rows_of(p.k, batch);
@@ -35,9 +42,10 @@ __device__ __forceinline__ void note_runs(const MaskParams& p, int batch, long l
   const int lane = threadIdx.x % 32;
   RunsOfBlock runs{-1, -1};
 #pragma unroll
-  for (int i = 0; i < kMaskBlock / 32; ++i) {
+  for (int i = 0; i < kBeginWords; ++i) {
     const long long first = block * kMaskBlock + 32 * i, key = first + lane;
     const unsigned begin = __ballot_sync(~0u, key < keys.length && begins_run(numbers, key));
+    if (lane == 0 && p.starts.documents > 0) begins_of_block(p, block)[i] = begin;
     if (begin == 0) continue;
     runs.last = int(first) + 31 - __clz(begin);
     if (runs.first < 0) runs.first = int(first) + __ffs(begin) - 1;
@@ -47,8 +55,8 @@ __device__ __forceinline__ void note_runs(const MaskParams& p, int batch, long l
 
 struct ByDocuments : OfRanges<1> {
   struct Shared {
-    unsigned begins[kMaskBlock / 32];  // a bit for each row whose key begins a run
-    int before, after;  // where the last run before these keys begins, the next after
+    unsigned begins[kBeginWords];  // a bit for each row whose key begins a run
+    int before, after;             // where the last run before these keys begins, the next after
   };
   const MaskParams& p;
   const QueryBlock& of;
@@ -77,15 +85,14 @@ struct ByDocuments : OfRanges<1> {
     const long long key = first_key + row;
     if (key < 0 || key >= of.k_length) return {0, 0};
     MaskRange run{shared.before, shared.after};
-    constexpr int kWords = kMaskBlock / 32;
     const KeyBits up_to_row = KeyBits::of(0, row + 1);
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
+    for (int w = 0; w < kBeginWords; ++w) {
       const unsigned begins = shared.begins[w] & up_to_row.words[w];
       if (begins != 0) run.begin = int(first_key + 32 * w + 31 - __clz(begins));
     }
 #pragma unroll
-    for (int w = kWords - 1; w >= 0; --w) {
+    for (int w = kBeginWords - 1; w >= 0; --w) {
       const unsigned begins = shared.begins[w] & ~up_to_row.words[w];
       if (begins != 0) run.end = int(first_key + 32 * w + __ffs(begins) - 1);
     }

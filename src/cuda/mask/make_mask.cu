@@ -11,6 +11,7 @@
 #include "cuda/mask/by_ranges.cuh"
 #include "cuda/mask/make_lists.cuh"
 #include "cuda/mask/make_mask.hpp"
+#include "cuda/mask/pack_documents.cuh"
 #include "cuda/mask/transpose_lists.cuh"
 
 namespace flash3::cuda {
@@ -25,7 +26,7 @@ __global__ void __launch_bounds__(kBeginThreads)
     begin_kernel(const __grid_constant__ MaskParams p, bool documents) {
   wait_for_previous_kernel();
   launch_dependents();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.memory.counts = {0, 0, 0, 0};
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.memory.counts = {};
   if (!documents) return;
   constexpr int kWarps = kBeginThreads / 32;
   const long long k_blocks = p.memory.shape.k_blocks();
@@ -93,6 +94,7 @@ Status launch_lists(MaskSource source, const MaskParams& params, void* stream) {
 Status launch_make_mask(const MaskProblem& problem) {
   MaskParams params{};
   params.memory = MaskMemory::of(problem.shape, problem.data);
+  params.starts = problem.starts();
   params.rule = problem.rule;
   params.q = problem.sequences_q, params.k = problem.sequences_k;
   params.source = source_tensor(problem.tensor);
@@ -108,6 +110,9 @@ Status launch_make_mask(const MaskProblem& problem) {
       documents ? std::clamp(ceil_div(key_lists, kBeginThreads / 32), 1ll, kMostInTurns) : 1;
   FLASH3_CHECK(launch(begin_kernel, blocks, kBeginThreads, problem.stream,
                       "launching the kernel that begins a mask", params, documents));
+  if (problem.documents > 0)
+    FLASH3_CHECK(launch(pack_documents_kernel, 1, kPackThreads, problem.stream,
+                        "launching the kernel that notes where documents begin", params));
   FLASH3_CHECK(launch_lists(problem.source, params, problem.stream));
   return launch(transpose_kernel, std::min(key_lists, kMostInTurns), kTransposeThreads,
                 problem.stream, "launching the kernel that transposes a mask's lists", params);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes masks (flash3/mask.h) on the device: three kernels, of which the first clears what counts
 // and finds where documents begin, the second makes the lists of blocks of queries, and the third
-// those of blocks of keys.
+// those of blocks of keys. One more, after the first, notes documents as sequences.
 #pragma once
 
 #include "core/mask_problem.hpp"

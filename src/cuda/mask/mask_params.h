@@ -36,6 +36,7 @@ inline constexpr int kAllPairsSeen = -1;  // in place of the number of a block o
 
 struct MaskParams {
   MaskMemory memory;
+  MaskStarts starts;  // of documents, if there is room for any
   MaskRule rule;
   Sequences q, k;
   SourceTensor source, counts;

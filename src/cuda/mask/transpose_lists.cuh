@@ -89,12 +89,14 @@ struct ListTransposer {
 };
 
 // A mask without room lists nothing; its counts say what it needs.
-__device__ __forceinline__ void empty_lists(const MaskMemory& memory, int overflow) {
+__device__ __forceinline__ void empty_lists(const MaskMemory& memory, const MaskStarts& starts,
+                                            int overflow) {
   const MaskShape& shape = memory.shape;
   const long long threads = (long long)gridDim.x * kTransposeThreads,
                   thread = (long long)blockIdx.x * kTransposeThreads + threadIdx.x;
   for (long long i = thread; i < shape.lists(); i += threads) memory.lists[i] = {0, 0};
   for (long long i = thread; i < shape.key_lists(); i += threads) memory.key_lists[i] = {0, 0};
+  for (long long i = thread; i < starts.count(); i += threads) starts.set_empty(shape, i);
   if (thread != 0) return;
   constexpr int kMost = 0x7FFFFFFF;
   if (overflow & kManyBlocks) memory.counts->blocks = kMost;
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
   launch_dependents();
   // Another block may bring it to 1; it stays what it is otherwise.
   const int overflow = *static_cast<const volatile int*>(&p.memory.counts->overflow);
-  if (overflow != 0) return empty_lists(p.memory, overflow);
+  if (overflow != 0) return empty_lists(p.memory, p.starts, overflow);
   const ListTransposer transposer{p.memory, shared};
   for (long long list = blockIdx.x; list < p.memory.shape.key_lists(); list += gridDim.x) {
     __syncthreads();  // nothing of the last list is read any more

@@ -7,6 +7,7 @@
 #include "cuda/host/route.hpp"
 #include "cuda/sm90/backward/plan.hpp"
 #include "cuda/sm90/decode/latent/plan.hpp"
+#include "cuda/sm90/documents.hpp"
 #include "cuda/sm90/family.hpp"
 #include "cuda/sm90/host/bias_params.hpp"
 
@@ -82,9 +83,18 @@ Status check_max_logits(const ForwardProblem& problem) {
       "float16 and bfloat16 keys only");
 }
 
-// FP8 kernels with a softcap walk no lists, nor do those that widen keys.
+// Kernels of biased scores walk no lists over pages, and neither do those of FP8; FP8 kernels with
+// a softcap walk no lists, nor do those that widen keys.
 Status check_mask(const ForwardProblem& problem) {
-  if (!problem.mask_lists.given || !problem.has_fp8_keys()) return {};
+  if (!problem.mask_lists.given) return {};
+  const KvCache& cache = problem.cache;
+  if ((cache.paged || cache.has_batch_idx) && (problem.has_fp8_keys() || is_biased(problem)))
+    return unsupported(message(
+        "mask is given and ", cache.paged ? "page_table" : "cache_batch_idx", " is given but ",
+        problem.has_fp8_keys() ? "k and v are FP8" : message(bias_name(problem), " is given"),
+        "; the hopper backend takes them with float16 and bfloat16 keys only, and plain scores or "
+        "a softcap; the cpu backend takes all"));
+  if (!problem.has_fp8_keys()) return {};
   if (problem.widens_keys())
     return unsupported(
         message("mask is given and q.dtype = ", dtype_name(problem.dtype), " but k and v are ",
@@ -118,9 +128,10 @@ Status check_bias(const ForwardProblem& problem) {
 
 // What the forward kernels alone can do: no decode kernel takes the call where they cannot.
 Status check_readable(const ForwardProblem& problem, const BestChoices& best) {
-  if (!is_biased(problem) || best.any()) return {};
+  const bool lists = problem.mask_lists.given;
+  if (best.any() || !(lists || is_biased(problem))) return {};
   const std::string unreadable = why_unreadable(problem);
-  return unsupported(message(bias_name(problem), " is given but ",
+  return unsupported(message(lists ? "mask" : bias_name(problem), " is given but ",
                              unreadable.empty() ? why_no_choice(problem) : unreadable));
 }
 
@@ -206,8 +217,8 @@ const Family& family() {
       .needs = "9.0",
       // WGMMA is of this capability alone.
       .takes = [](const Capability& c) { return c == Capability{9, 0}; },
-      .forward = Route<ForwardProblem, ForwardSteps>::make,
-      .backward = Route<BackwardProblem, BackwardPlan>::make,
+      .forward = Route<ForwardProblem, OfDocuments<ForwardSteps>>::make,
+      .backward = Route<BackwardProblem, OfDocuments<BackwardPlan>>::make,
   };
   return kHopper;
 }

@@ -257,19 +257,19 @@ TEST(DataMask, TellsWhatItNeeds) {
   EXPECT_EQ(mask_use(m.mask).partial_blocks, 8);
 
   int64_t blocks = 0;
-  EXPECT_EQ(error_of(flash3_mask_used(nullptr, nullptr, &blocks, &blocks)),
+  EXPECT_EQ(error_of(flash3_mask_used(nullptr, nullptr, &blocks, &blocks, &blocks)),
             "mask is null; it must be one that was made");
-  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, nullptr, &blocks)),
+  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, nullptr, &blocks, &blocks)),
             "blocks is null; it must point to where the result goes");
   m.mask.seq_k = 6;
-  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks)),
+  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks, &blocks)),
             "mask->key = " + std::to_string(m.mask.key) +
                 " but no backend makes that of its fields; flash3_mask_make sets them all");
   m.mask.granularity = 32;
-  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks)),
+  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks, &blocks)),
             "mask->granularity = 32 but it must be 64 or 128");
   m.mask.seq_q = int64_t{1} << 40;
-  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks)),
+  EXPECT_EQ(error_of(flash3_mask_used(&m.mask, nullptr, &blocks, &blocks, &blocks)),
             "mask->seq_q = 1099511627776 but a size must be from 0 to 2147483647");
 }
 

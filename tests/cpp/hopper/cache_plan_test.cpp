@@ -48,6 +48,45 @@ TEST(CachePlan, TakesPagedKernelsWhereATableLeadsToTheKeys) {
         << cache;
 }
 
+// Kernels that walk lists over pages, whatever a mask is made of, however few the queries are.
+TEST(CachePlan, WalksListsOverPages) {
+  const auto kernel = [](const std::string& rest) {
+    return plan_of("fp16/b2/q200/k300/h4x2/" + rest).kernel->id;
+  };
+  EXPECT_EQ(kernel("d64/causal/usedk/paged16/mask:documents"), "fwd_fp16_d64_lists_paged_128x128");
+  EXPECT_EQ(kernel("d128/full/usedk/paged48/mask:dense"), "fwd_fp16_d128_lists_paged_128x128");
+  EXPECT_EQ(kernel("d128/full/usedk/paged64/mask:blocks64x64"),
+            "fwd_fp16_d128_lists_paged_128x128");
+  EXPECT_EQ(kernel("d192x128/full/usedk/batchidx/mask:ranges2"),
+            "fwd_fp16_d256_lists_paged_128x64");
+  EXPECT_EQ(kernel("d64/full/usedk/paged16/mask:bits/softcap20"),
+            "fwd_fp16_d64_lists_paged_softcap_128x128");
+  EXPECT_EQ(kernel("d72/full/usedk/paged16/mask:bits/softcap20"),
+            "fwd_fp16_d128_lists_paged_softcap_128x128");
+  EXPECT_EQ(kernel("d256/full/usedk/paged16/mask:bits/softcap20"),
+            "fwd_fp16_d256_lists_paged_softcap_128x64");
+  EXPECT_EQ(plan_of("bf16/b2/q1/k300/h8x1/d128/causal/usedk/paged16/mask:band").kernel->id,
+            "fwd_bf16_d128_lists_paged_128x128");
+  // Without a table keys lie one after the other.
+  EXPECT_EQ(kernel("d128/full/usedk/mask:dense"), "fwd_fp16_d128_lists_128x128");
+
+  const auto refusal = [](const std::string& id) {
+    PlannedSteps steps;
+    return std::string(plan(problem_of(id), kDevice, &steps.workspace_bytes, &steps).message());
+  };
+  const std::string takes =
+      "; the hopper backend takes them with float16 and bfloat16 keys only, and plain scores or a "
+      "softcap; the cpu backend takes all";
+  const std::string call = "/b2/q200/k300/h4x2/d128/causal/usedk/";
+  EXPECT_EQ(refusal("e4m3" + call + "paged16/mask:dense"),
+            "mask is given and page_table is given but k and v are FP8" + takes);
+  EXPECT_EQ(refusal("bf16" + call + "batchidx/mask:dense/alibi_slopes=heads"),
+            "mask is given and cache_batch_idx is given but alibi_slopes is given" + takes);
+  EXPECT_EQ(refusal("bf16" + call + "paged1/mask:dense"),
+            "mask is given but pages have too few rows in common with a key tile for TMA to load "
+            "them at once");
+}
+
 // FP8 caches under queries in FP8: in tiles that have one scale each, or else in the decode
 // kernels.
 TEST(CachePlan, TakesFp8KernelsWhereAllIsFp8) {

@@ -83,6 +83,38 @@ TEST_F(MakeMask, OfOneLongDocument) {
   expect_mask(expected, made);
 }
 
+// Room for fewer documents than there are, for just as many and for more; more blocks of keys than
+// the thread block that counts them has threads.
+TEST_F(MakeMask, NotesWhereDocumentsBegin) {
+  for (const int64_t seq : {1, 127, 128, 129, 1000, 4097, 140000})
+    for (const int64_t more : {-1, 0, 7}) {
+      SCOPED_TRACE(std::to_string(seq) + " keys, room for " + std::to_string(more) + " more");
+      const MaskCase c{.source = MaskSource::kDocuments, .seq_q = seq, .seq_k = seq};
+      const MaskInput in(c, 3);
+      std::vector<int> begins;
+      for (size_t j = 0; j < in.ints.size(); ++j)
+        if (j == 0 || in.ints[j] != in.ints[j - 1]) begins.push_back(int(j));
+      const int64_t count = std::ssize(begins), room = count + more;
+      if (room == 0) continue;
+      MaskShape shape = c.shape();
+      shape.blocks = std::min<int64_t>(shape.blocks, 1 << 18), shape.partial_blocks = 0;
+      const Made made = make_problem(in, shape, room);
+      ASSERT_TRUE(cuda::launch_make_mask(made.problem).ok());
+      std::vector<std::byte> host = read(made);
+      EXPECT_EQ(MaskMemory::of(shape, host.data()).counts->documents, count);
+      EXPECT_EQ(MaskMemory::of(shape, host.data()).counts->overflow, more < 0);
+      const auto end = int(seq);
+      std::vector<int> q = begins, k = begins;
+      if (more < 0) {
+        q.assign(1, 0), k.assign(size_t(room) + 1, 0);
+      }
+      q.resize(size_t(room) + 2, end), k.resize(size_t(room) + 2, end);
+      const MaskStarts starts = mask_starts(shape, room, host.data());
+      EXPECT_EQ(q, std::vector<int>(starts.q, starts.q + starts.count()));
+      EXPECT_EQ(k, std::vector<int>(starts.k, starts.k + starts.count()));
+    }
+}
+
 TEST_F(MakeMask, OfPairs) {
   for_sizes([&](int64_t q, int64_t k) {
     verify({.source = MaskSource::kDense, .seq_q = q, .seq_k = k});

@@ -246,11 +246,11 @@ class MakeMask : public HopperTest {
     return memory;
   }
 
-  Made make_problem(const MaskInput& in, const MaskShape& shape) {
+  Made make_problem(const MaskInput& in, const MaskShape& shape, int64_t documents = 0) {
     const MaskCase& c = in.c;
     Made made;
     MaskProblem& p = made.problem;
-    p.shape = shape;
+    p.shape = shape, p.documents = documents;
     p.sequences_q.rows = p.sequences_q.max_length = shape.seq_q;
     p.sequences_k.rows = p.sequences_k.max_length = shape.seq_k;
     p.rule = c.rule;
@@ -280,20 +280,25 @@ class MakeMask : public HopperTest {
                       MaskInput::kBlocksOfBits, kMaskBlock * in.bit_row(), in.bit_row()};
     }
     p.stream = memory_->stream();
-    made.bytes = size_t(MaskPlaces::of(shape).bytes);
+    made.bytes = mask_bytes(shape, documents);
     made.memory = memory_->allocate(made.bytes + 2 * canary_);
     p.data = static_cast<std::byte*>(made.memory.get()) + canary_;
     memory_->fill(made.memory.get(), kPattern, made.bytes + 2 * canary_);
     return made;
   }
 
-  void expect_mask(const ExpectedMask& expected, const Made& made) {
+  // The mask's memory, around which nothing is written.
+  std::vector<std::byte> read(const Made& made) {
     std::vector<std::byte> host(made.bytes + 2 * canary_);
     memory_->copy_out(host.data(), made.memory.get(), host.size());
     const auto is_canary = [](std::byte b) { return b == kPattern; };
     EXPECT_TRUE(std::all_of(host.begin(), host.begin() + canary_, is_canary));
     EXPECT_TRUE(std::all_of(host.end() - canary_, host.end(), is_canary));
-    expected.expect_equal(made.problem.shape, host.data() + canary_);
+    return {host.begin() + canary_, host.end() - canary_};
+  }
+
+  void expect_mask(const ExpectedMask& expected, const Made& made) {
+    expected.expect_equal(made.problem.shape, read(made).data());
   }
 
   void verify(const MaskCase& c, int repeat = 1) {

@@ -79,7 +79,7 @@ struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
   }
   template <class Tile>
   __device__ __forceinline__ SlopeOfTile find(const Tile& tile) const {
-    return SlopeOfTile::of<View>(slope, distance(tile), this->biased().bias.no_later_keys);
+    return SlopeOfTile::of<View>(slope, distance(tile));
   }
 };
 

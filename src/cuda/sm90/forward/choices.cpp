@@ -81,7 +81,7 @@ bool has_list_rival(const ForwardConfig& c, int granularity) {
          std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
            return other.lists && other.tile_n == granularity && other.operands == c.operands &&
                   other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v &&
-                  other.score == c.score && other.terms == c.terms;
+                  other.score == c.score && other.terms == c.terms && other.paged == c.paged;
          });
 }
 

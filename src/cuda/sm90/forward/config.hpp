@@ -79,9 +79,9 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
   FLASH3_HOST_DEVICE constexpr int accumulators() const { return (tile_n + head_dim_v) / 2; }
   // FP8's producer transposes V as well, and where keys lie in pages it looks them up; another
-  // widens K and V; a split kernel's finds and awaits splits.
+  // widens K and V; a split kernel's finds and awaits splits; one walks lists over pages.
   FLASH3_HOST_DEVICE constexpr bool needs_producer_registers() const {
-    return split || widened() || (fp8() && (paged || accumulators() < 160));
+    return split || widened() || (lists && paged) || (fp8() && (paged || accumulators() < 160));
   }
   FLASH3_HOST_DEVICE constexpr int producer_registers() const {
     return register_split(needs_producer_registers(), warpgroups).producer;

@@ -11,6 +11,7 @@
 #include "cuda/sm90/forward/kernel_widened.cuh"
 #include "cuda/sm90/forward/load_fp8_lists.cuh"
 #include "cuda/sm90/forward/load_fp8_pages.cuh"
+#include "cuda/sm90/forward/load_list_pages.cuh"
 #include "cuda/sm90/forward/load_lists.cuh"
 #include "cuda/sm90/forward/load_pages.cuh"
 #include "cuda/sm90/forward/softcap_fp8.cuh"

@@ -52,8 +52,8 @@ FLASH3_HOST_DEVICE constexpr int shared_memory_bytes(const ForwardConfig& c) {
 
 constexpr bool is_valid(const ForwardConfig& c) {
   const int probability_registers = c.tile_n / 8 * c.element_bytes();
-  return (!c.paged || c.band) && (!c.split || c.paged) &&
-         (!c.lists || (!c.widened() && !c.band && !c.paged && c.tile_m() == kMaskBlock &&
+  return (!c.paged || c.band || (c.lists && !c.fp8())) && (!c.split || (c.paged && !c.lists)) &&
+         (!c.lists || (!c.widened() && !c.band && c.tile_m() == kMaskBlock &&
                        (c.tile_n == kMaskBlock || (!c.fp8() && 2 * c.tile_n == kMaskBlock)))) &&
          (!c.widened() ||
           (c.paged && c.raw_rows() % 16 == 0 && int(kScaleBlock) % c.tile_n == 0)) &&

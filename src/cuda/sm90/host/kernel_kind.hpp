@@ -105,7 +105,7 @@ std::string kernel_id(const char* family, Element element, const Config& c, int 
            : c.paged   ? "_paged"
                        : "";
   if constexpr (requires { c.lists; })
-    if (c.lists) keys = "_lists";
+    if (c.lists) keys = *keys ? "_lists_paged" : "_lists";
   const char* kind = c.score == ScoreKind::kSoftcap ? "_softcap"
                      : c.terms != BiasTerms::kNone  ? suffix_of(c.terms)
                      : *keys                        ? ""

@@ -75,8 +75,8 @@ struct SlopeOfTile {
   float first, step;  // at the view's first element, and from a key to the next
   bool linear;
 
-  // distance: of the view's first element. By whole warps. A tile near the diagonal is not taken: an
-  // element's distance would be the difference of larger ones, with their rounding.
+  // distance: of the view's first element. By whole warps. A tile near the diagonal is not taken:
+  // an element's distance would be the difference of larger ones, with their rounding.
   template <ScoreView View>
   static __device__ __forceinline__ SlopeOfTile of(float slope, int distance) {
     constexpr int kSpan = most_offset<View>() - least_offset<View>();
@@ -86,13 +86,20 @@ struct SlopeOfTile {
     return {float(distance) * step, step, before || after};
   }
 
+  // All of it but what a row's keys have in common, which is offset(r): one operation a score.
   template <ScoreView View>
-  __device__ __forceinline__ void add(typename View::Scores& r_s) const {
+  __device__ __forceinline__ void add_steps(typename View::Scores& r_s) const {
 #pragma unroll
     for (int r = 0; r < View::kRows; ++r)
 #pragma unroll
-      for (int k = 0; k < View::kKeys; ++k)
-        View::at(r_s, r, k) += fmaf(float(View::key_offset(k) - View::row_offset(r)), step, first);
+      for (int k = 0; k < View::kKeys; ++k) {
+        float& s = View::at(r_s, r, k);
+        s = fmaf(float(View::key_offset(k)), step, s);
+      }
+  }
+  template <ScoreView View>
+  __device__ __forceinline__ float offset(int r) const {
+    return fmaf(-float(View::row_offset(r)), step, first);
   }
 };
 

@@ -75,6 +75,8 @@ struct Score {
   __device__ __forceinline__ float limit(float m) const { return m + slack; }
   __device__ __forceinline__ bool needs_exact(float m) const { return m < least_exact; }
   __device__ __forceinline__ float max_of(float largest, int) const { return largest; }
+  // Whether a tile's largest score must be exact, whatever the row's maximum.
+  __device__ __forceinline__ bool needs_exact_tile() const { return false; }
   __device__ __forceinline__ float shift_of(float m) const { return mod.value(m); }
   __device__ __forceinline__ float max_above(float m, float shift) const {
     return mod.above(m, shift);
@@ -227,7 +229,8 @@ struct OnlineSoftmax {
   __device__ __forceinline__ void keep_largest(const float (&largest)[2]) {
     if constexpr (Score::kKeepsLargest)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) row_largest[h] = fmaxf(row_largest[h], largest[h]);
+      for (int h = 0; h < 2; ++h)
+        row_largest[h] = fmaxf(row_largest[h], score.max_of(largest[h], h));
   }
 
   // The largest score of each row among this thread's keys; if that is negative, and no row needs
@@ -235,7 +238,7 @@ struct OnlineSoftmax {
   template <int N>
   __device__ __forceinline__ void find_max_above_limit(const float (&r_s)[N],
                                                        float (&largest)[2]) const {
-    if (needs_exact) {
+    if (needs_exact || score.needs_exact_tile()) {
       find_max<QueriesByKeys<N>>(r_s, largest);
     } else {
       find_max_of_positive(r_s, largest);
@@ -253,6 +256,14 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) largest[h] = __int_as_float(max(bits[2 * h], bits[2 * h + 1]));
   }
 
+  // Of a quad's largest scores; each thread may have a shift of its own.
+  __device__ __forceinline__ float max_of_quad(float largest, int h) const {
+    if constexpr (requires { Score::kShifts; })
+      return quad_max(score.max_of(largest, h));
+    else
+      return score.max_of(quad_max(largest), h);
+  }
+
   template <int N>
   __device__ __forceinline__ void raise_max(const float (&r_s)[N], float (&alpha)[2]) {
     float largest[2];
@@ -261,7 +272,7 @@ struct OnlineSoftmax {
     bool exact = false, low = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float new_max = raised_max(row_max[h], limit(h), score.max_of(quad_max(largest[h]), h));
+      const float new_max = raised_max(row_max[h], limit(h), max_of_quad(largest[h], h));
       row_shift[h] = shift_under(score, new_max);
       alpha[h] = rescaling(score, row_max[h], new_max, row_shift[h]);
       row_max[h] = new_max;

@@ -186,7 +186,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     const auto view = mask.template view<kTileM / 2>(m * kTileM, thread);
     [[maybe_unused]] const int head =
         Traits::kBiased ? mask.head(params, work, step - end + tiles) : 0;
-    const Probabilities<Traits> probabilities(params, work, head, view);
+    Probabilities<Traits> probabilities(params, work, head, view);
     wgmma_wait<1>();  // S
     fence_operand(r_s);
     if constexpr (Traits::kPersistent) {

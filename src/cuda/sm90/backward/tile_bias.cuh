@@ -45,17 +45,38 @@ struct Probabilities<Traits, BiasTerms::kSlopes> : PlainProbabilities<Traits> {
         head(head_index),
         slope(slope_of(kernel_params(params).biased, tile.sequence.batch, head_index)) {}
 
-  // Registers that would wait for the scores with more than the slope cost more than they save.
+  // What the tile's scores get, until compute(): it goes with the LSE, and so costs no operation
+  // for each of them. Registers that would wait for the scores with it cost more than they save.
+  SlopeOfTile of_tile;
+
   template <int N>
-  __device__ __forceinline__ void begin(const View& view, float (&r_s)[N],
-                                        uint32_t (&)[N / 2]) const {
+  __device__ __forceinline__ void begin(const View& view, float (&r_s)[N], uint32_t (&)[N / 2]) {
     const HeadBias of = head_bias(this->params, work, head);
     const int distance = of.distance(of_sequence<Traits>(work, view));
-    const auto of_tile = SlopeOfTile::of<View>(slope, distance);
-    if (of_tile.linear)
-      of_tile.template add<View>(r_s);
-    else
-      add_distances<View>(slope, distance, 1.f, r_s);
+    of_tile = SlopeOfTile::of<View>(slope, distance);
+    if (of_tile.linear) return;
+    add_distances<View>(slope, distance, 1.f, r_s);
+    of_tile.first = of_tile.step = 0.f;
+  }
+  template <int N, class Lse>
+  __device__ __forceinline__ void compute(const View&, float (&r_s)[N], uint32_t (&)[N / 2],
+                                          const Lse& lse) const {
+    const float scale = this->params.scale_log2, first = of_tile.first * scale,
+                step = of_tile.step * scale;
+#pragma unroll
+    for (int pair = 0; pair < N / 4; ++pair) {
+      const float2 x = lse(pair);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float shift =
+            fmaf(-float(View::row_offset(2 * pair + e)), step, first) - (e == 0 ? x.x : x.y);
+#pragma unroll
+        for (int k = 0; k < View::kKeys; ++k) {
+          float& s = View::at(r_s, 2 * pair + e, k);
+          s = exp2_approx(fmaf(s, scale, fmaf(float(View::key_offset(k)), step, shift)));
+        }
+      }
+    }
   }
 };
 

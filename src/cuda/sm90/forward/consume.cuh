@@ -56,6 +56,12 @@ struct KeyWalk<Traits, false> {
   }
 };
 
+// The scores of 16-bit kernels; tile_bias.cuh has those of slopes.
+template <class Traits>
+struct ScoreOf {
+  using Type = Score<Traits::kScore>;
+};
+
 // What depends on a score's place: nothing. tile_bias.cuh has that of kernels with any of it.
 template <class Traits, BiasTerms kTerms = Traits::kConfig.terms>
 struct TileBias;

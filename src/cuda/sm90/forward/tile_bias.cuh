@@ -156,6 +156,30 @@ struct TileBias<Traits, BiasTerms::kAny> : PairTiles<Traits> {
   }
 };
 
+// Scores that all lack, in a tile, what the thread's part of a row has in common.
+struct ShiftedScore : cuda::Score<ScoreKind::kPlain> {
+  static constexpr bool kShifts = true;
+
+  float shift[2] = {0.f, 0.f};
+  bool may_lift = false;  // shifts may be above 0
+
+  template <class Params>
+  static __device__ __forceinline__ ShiftedScore of(const Params& params) {
+    return {Score<ScoreKind::kPlain>::of(params)};
+  }
+  template <class Place>
+  __device__ __forceinline__ float log2_above(float s, float row_shift, const Place& at) const {
+    return mod.above(s, row_shift - mod.value(shift[at.r]), at);
+  }
+  __device__ __forceinline__ float max_of(float largest, int r) const { return largest + shift[r]; }
+  __device__ __forceinline__ bool needs_exact_tile() const { return may_lift; }
+};
+template <class Traits>
+  requires(Traits::kConfig.terms == BiasTerms::kSlopes && !Traits::kConfig.fp8())
+struct ScoreOf<Traits> {
+  using Type = ShiftedScore;
+};
+
 template <class Traits>
 struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
   using View = QueriesByKeys<Traits::kTileN / 2>;
@@ -177,7 +201,12 @@ struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
   template <class Tile, class Mask>
   __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) {
     if constexpr (!kReads) of_tile = find(tile);
-    if (of_tile.linear) of_tile.template add<View>(tile.scores);
+    auto& score = tile.softmax.score;
+    score.may_lift = slope < 0.f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      score.shift[r] = of_tile.linear ? of_tile.template offset<View>(r) : 0.f;
+    if (of_tile.linear) of_tile.template add_steps<View>(tile.scores);
     if (of_tile.linear && !masked) return;
     if (!of_tile.linear) add_distances<View>(slope, distance(tile), 1.f, tile.scores);
     if (masked) mask();

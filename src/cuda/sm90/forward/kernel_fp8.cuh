@@ -67,6 +67,7 @@ struct Fp8Score<ScoreKind::kPlain, kRowScales> {
   }
   __device__ __forceinline__ float limit(float m) const { return m + kFp8Slack; }
   __device__ __forceinline__ bool needs_exact(float m) const { return limit(m) < 0.f; }
+  __device__ __forceinline__ bool needs_exact_tile() const { return false; }
   __device__ __forceinline__ float max_of(float largest, int h) const {
     return largest * scale.of_row(h);
   }

@@ -147,9 +147,11 @@ bool takes_added_tensors(flash3_backend backend, const Case& c) {
   if (has_fp8_keys && (c.added["max_logits"] != 0 || c.added["bias"] != 0)) return false;
   if (!is_biased || !takes) return takes;
   if ((has_fp8_keys && !c.fp8 && c.dtype != FLASH3_FLOAT8_E4M3) || c.latent || c.qv) return false;
-  // Nor do those that read caches in any layout: the library says which others there are. Where a
-  // base address is odd, a question, which has no addresses, cannot tell.
-  if (!c.has_cache()) return true;
+  return !c.has_cache() || takes_cache_by_tma(backend, c);
+}
+
+bool takes_cache_by_tma(flash3_backend backend, const Case& c) {
+  // A question has no addresses.
   if (c.layout == Layout::kOdd) return false;
   if (flash3_backend_available(backend) != FLASH3_OK) return true;
   flash3_forward_params question = make_cache_question(c);

@@ -38,7 +38,9 @@ bool takes(flash3_backend backend, const Case& c) {
   if (backend == FLASH3_BACKEND_HOPPER && has_fp8_keys && c.mask.given() &&
       (c.softcap > 0 || c.kv8))
     return false;
-  if (backend == FLASH3_BACKEND_HOPPER && c.mask.given() && c.has_cache()) return false;
+  if (backend == FLASH3_BACKEND_HOPPER && c.mask.given() && c.has_cache() &&
+      !cases::takes_cache_by_tma(backend, c))
+    return false;
   if (!cases::takes_added_tensors(backend, c)) return false;
   const auto dtypes = cases::dtypes_of(backend);
   return c.dtype == FLASH3_FLOAT8_E4M3 ||

@@ -97,10 +97,12 @@ struct TileBias<Traits, BiasTerms::kTable> : BiasedRows<Traits> {
     of_tile.load(head, head.distance(this->of_sequence(tile.view())));
   }
   template <class Tile, class Mask>
-  __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) const {
+  __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) {
     const float unit = this->biased().unit;
+#pragma unroll
+    for (float& x : of_tile.entries) x *= unit;
     scale_and_add<View>(tile.softmax.score.scale, tile.scores, [&](int offset) {
-      return of_tile.entries[TableOfTile<View>::place(offset)] * unit;
+      return of_tile.entries[TableOfTile<View>::place(offset)];
     });
     if (masked) mask();
   }

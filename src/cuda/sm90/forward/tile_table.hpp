@@ -131,8 +131,6 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     // Biased scores, with a softcap too: under any band, of caches, and under masks as lists. Not fitted.
     {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kSlopes,
      .tile_n = 128, .warpgroups = 3, .stages = 2, .q_stages = 2, .key_tile_us = 1.58, .tile_us = 2.4},
-    {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kSlopes,
-     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.2, .tile_us = 2.4},
     {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kTable,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.58, .tile_us = 2.4},
     {.head_dim = 64, .head_dim_v = 64, .band = true, .terms = BiasTerms::kPairs,
@@ -141,8 +139,6 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.58, .tile_us = 2.4},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .terms = BiasTerms::kSlopes,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.75, .tile_us = 2.3},
-    {.head_dim = 128, .head_dim_v = 128, .band = true, .terms = BiasTerms::kSlopes,
-     .tile_n = 80, .warpgroups = 3, .stages = 2, .q_stages = 2, .key_tile_us = 1.58, .tile_us = 2.2},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .terms = BiasTerms::kTable,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .terms = BiasTerms::kPairs,

@@ -30,6 +30,7 @@ MaskProblem problem_of(MaskSource source, int64_t seq, const MaskRule& rule, int
   p.source = source;
   p.shape = {1, 1, seq, seq, ranges};
   p.shape.blocks = p.shape.all_blocks();
+  for (Sequences* of : {&p.sequences_q, &p.sequences_k}) of->rows = of->max_length = seq;
   p.rule = rule;
   p.tensor.size = seq;
   p.tensor.stride_row = seq;
@@ -43,6 +44,7 @@ Point band(const char* name, int64_t seq, const MaskRule& rule) {
 Point documents(const char* name, int64_t seq, int64_t length) {
   Point point{name, problem_of(MaskSource::kDocuments, seq, {.window_right = 0}), {}, {}};
   point.problem.tensor.stride_row = 0;
+  point.problem.documents = (seq + length - 1) / length;
   for (int64_t i = 0; i < seq; ++i) point.ints.push_back(int(i / length));
   return point;
 }
@@ -107,7 +109,7 @@ Status bench(Point& point, cases::Memory& memory) {
   if (p.source == MaskSource::kBlocks)
     p.counts.data =
         static_cast<const int*>(source.get()) + int64_t(point.ints.size()) - p.counts.size;
-  const auto mask = memory.allocate(size_t(MaskPlaces::of(p.shape).bytes));
+  const auto mask = memory.allocate(mask_bytes(p.shape, p.documents));
   p.data = mask.get();
   p.stream = memory.stream();
 
@@ -124,10 +126,12 @@ Status bench(Point& point, cases::Memory& memory) {
   std::ranges::nth_element(seconds, seconds.begin() + kSamples / 2);
   MaskCounts counts{};
   FLASH3_CHECK(read_mask_counts(p.shape, p.data, p.stream, &counts));
+  if (counts.blocks == 0 || counts.overflow)
+    return invalid_argument(point.name + " has become an empty mask");
   const double median = seconds[kSamples / 2];
-  std::printf("%-40s %9.2f us  %8.1f GB/s of the source  %7d blocks %7d with bits%s\n",
+  std::printf("%-40s %9.2f us  %8.1f GB/s of the source  %7d blocks %7d with bits\n",
               point.name.c_str(), median * 1e6, double(bytes) / median * 1e-9, counts.blocks,
-              counts.partial_blocks, counts.overflow ? "  no room" : "");
+              counts.partial_blocks);
   std::fflush(stdout);
   return {};
 }

@@ -172,6 +172,26 @@ TEST(MaskDocuments, PackedTheyMeanTheSame) {
   }
 }
 
+// What a backend writes of the packed batch lies where the call's tensors have it.
+TEST(MaskDocuments, PackedTheyAreWrittenToTheSamePlaces) {
+  Call call("fp32/b1/q300/k300/h4x2/d24/causal/mask:documents/bhsd");
+  const TestTarget target = test_targets(FLASH3_FLOAT32).front();
+  const auto results = [&](const ForwardProblem& problem) {
+    call.tensors.out.fill_pattern(), call.tensors.lse.fill_pattern();
+    run_on(target, problem);
+    const auto views = call.tensors.views();
+    std::vector<double> all;
+    for (const flash3_tensor& t : {views.out, views.lse})
+      for (int64_t i = 0; i < 300 * 4 * (t.ndim == 4 ? 24 : 1); ++i)
+        all.push_back(static_cast<double>(static_cast<const float*>(t.data)[i]));
+    return all;
+  };
+  const std::vector<double> wanted = results(call.forward),
+                            packed = results(with_packed_documents(call.forward));
+  ASSERT_EQ(wanted.size(), packed.size());
+  for (size_t i = 0; i < wanted.size(); ++i) ASSERT_NEAR(wanted[i], packed[i], 1e-4) << i;
+}
+
 TEST(MaskDocuments, PackedAnEmptyMaskHidesAll) {
   Call call("fp32/b1/q300/k300/h2/d16/full/mask:documents");
   const cases::HostMask& host = *call.tensors.extra.mask;

@@ -7,7 +7,6 @@
 
 #include "core/added_checks.hpp"
 #include "core/alias_checks.hpp"
-#include "core/dropout_mask.hpp"
 #include "core/mask_checks.hpp"
 #include "core/message.hpp"
 #include "core/option_checks.hpp"

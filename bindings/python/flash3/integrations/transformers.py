@@ -5,8 +5,8 @@
     flash3.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="f3")
 
-On the CPU as on a Hopper GPU; padded batches, packed ones, caches, continuous batching, sliding windows, soft caps, sinks, biases of
-positions, and every other mask. What flash3 cannot compute as transformers' eager attention does raises NotImplementedError.
+It runs on the CPU and on a Hopper GPU, with padded and packed batches, caches, continuous batching, sliding windows, soft caps, sinks,
+position biases, and every other mask. What flash3 cannot compute as transformers' eager attention does raises NotImplementedError.
 docs/python.md has the rules.
 """
 import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention() over tokens that are dealt to ranks, and explain()."""
+"""attention() over tokens that are distributed to ranks, and explain()."""
 import inspect
 
 import torch

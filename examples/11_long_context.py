@@ -6,7 +6,8 @@
     python examples/11_long_context.py --device cuda --ranks 2       # 2 GPUs, over NCCL: 65,536 tokens, bfloat16
 
 Each step is one sequence of the Python standard library's sources, byte by byte. flash3.distributed.plan says which tokens a rank
-has. The model runs on those, attends to all ranks' keys, and sums the weights' gradients. Prints both losses and tokens per second, and with --out writes them as JSON. Checks itself: the losses are the same within rounding.
+has. The model runs on those, attends to all ranks' keys, and sums the weights' gradients. Prints both losses and tokens per second, and
+with --out writes them as JSON. Checks itself: the losses are the same within rounding.
 """
 import argparse
 import functools

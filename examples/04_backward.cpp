@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step of gradient descent through attention: how a loss depends on q, k and v.
+// A step of gradient descent through attention: the gradients of a loss by q, k and v.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences of different lengths in one call, packed one after the other, as gpt-oss has its
-// heads: causal, under a sliding window, and with a sink.
+// Sequences of different lengths in one call, packed one after the other, with heads as in gpt-oss:
+// causal, under a sliding window, and with a sink.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding with a KV cache in pages, as a server does it: prompts come and go, each takes pages
-// from one pool as it grows and gives them back when it ends. A call appends the newest keys and
-// values with a rotary embedding and attends over all of its sequence's keys. One program for the
-// prefill, which appends a whole prompt, and for each step, which appends a token;
-// 09_decode_graph.cpp has such steps in a captured CUDA graph.
+// Decoding with a KV cache in pages, as a server does it: each prompt takes pages from one pool as
+// it grows and gives them back when it ends. A call appends the newest keys and values with a
+// rotary embedding and attends to all keys of its sequence. The prefill, which appends a whole
+// prompt, and each step, which appends a token, are the same call. 09_decode_graph.cpp has such
+// steps in a captured CUDA graph.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps of decoding on a Hopper GPU, captured once into a CUDA graph: a schedule, and then every
-// layer of a model with it. Each replay reads the lengths that lie in device memory by then, so
-// that one graph serves sequences that grow. The CPU backend computes the same beside it.
+// layer of a model with it. Each replay reads the lengths from device memory, so that one graph
+// serves sequences that grow. The CPU backend checks the results.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -2,9 +2,9 @@
 // Causal ring attention (context parallelism), forward and backward, with NCCL: one sequence over
 // the Hopper GPUs of this machine, a thread for each. A rank may as well be a process elsewhere.
 //
-// The sequence is cut in 2n pieces, and rank r has pieces r and 2n - 1 - r (zigzag): a first and a
-// second half. Queries stay. Keys and values go round, in each step to the next rank, while those
-// that came before are computed with:
+// The sequence is cut into 2n pieces, and rank r has pieces r and 2n - 1 - r (zigzag): its first
+// and second half. Queries stay. Keys and values go to the next rank in each step, while the
+// kernels compute with those that came before:
 //
 //   own keys        both halves are in order: one causal call
 //   of a rank < r   the first half is before all queries here, the second half after them all

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the GPT of 07_train_gpt.py on one long sequence, by one process and by several that have a part of its tokens each.
+"""Trains the GPT of 07_train_gpt.py on one long sequence, in one process and in several that each have a part of its tokens.
 
     pip install .
     python examples/11_long_context.py                               # 2 processes on the CPU, over gloo: about a minute
     python examples/11_long_context.py --device cuda --ranks 2       # 2 GPUs, over NCCL: 65,536 tokens, bfloat16
 
 Each step is one sequence of the Python standard library's sources, byte by byte. flash3.distributed.plan says which tokens a rank
-has; the model runs on those, attention over all ranks' keys, and the weights' gradients are summed up. Prints both losses and tokens
-per second, and with --out writes them as JSON. Checks itself: the losses are the same within rounding.
+has. The model runs on those, attends to all ranks' keys, and sums the weights' gradients. Prints both losses and tokens per second, and
+with --out writes them as JSON. Checks itself: the losses are the same within rounding.
 """
 import argparse
 import functools

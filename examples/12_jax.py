@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of attention in JAX, trained with flash3 and with jax.nn's own attention, the batch dealt to all devices.
+"""A layer of attention in JAX, trained with flash3 and with jax.nn's own attention, with the batch distributed to all devices.
 
     FLASH3_JAX=ON pip install . && pip install jax        (jax[cuda13] on a Hopper GPU)
     python examples/12_jax.py
 
-It learns what the token was that a prefix saw most. Checks itself: both must learn, and their losses may differ by 1 %.
+It learns which token occurs most often in a prefix. Checks itself: both must learn, and their losses may differ by 1 %.
 """
 import jax
 import jax.numpy as jnp

@@ -125,7 +125,7 @@ def study_tables(full=False):
              f"{size['batch']}×{size['length']} bytes a step, {training['steps']} steps, {seeds} seeds; nats per byte:")
     parts = ["Each figure is the worst of the lengths, head dims and masks.", error_table(points, PARTS if full else SHOWN)]
     parts += [cosine_table(points), length_table(points), variant_table(points)] if full else []
-    parts += [*([error_table(points, FORWARDS), about, training_table(training), shared_table(gain["units"])] if full else []), bound_table(gain["masks"])]
-    parts += [forward_text(gain["masks"]), preparing_text(gain["preparing"])] if full else []
+    parts += [error_table(points, FORWARDS), about, training_table(training), shared_table(gain["units"]), bound_table(gain["masks"]),
+              forward_text(gain["masks"]), preparing_text(gain["preparing"])] if full else []
     parts += [f"From {source(path, report, '../')}; a CPU with {report['device'].split(',')[0]}, torch {report['torch']}."]
     return "\n\n".join(parts)

@@ -133,8 +133,8 @@ def verified_text(record):
         passed.append(f"{parts['sanitizer']['passed']} cases under compute-sanitizer's memcheck, racecheck, synccheck and initcheck")
     listed = ", ".join(passed[:-1]) + (" and " if len(passed) > 1 else "") + passed[-1]
     failed = sum(part["failed"] for part in parts.values())
-    return (f"The {len(record['kernels'])} GPU kernels whose machine code [{RECORD}](../{RECORD}) has by its hash have passed\n{listed},\nand failed "
-            f"{failed or 'none'} ({where}, {when}). `gate.kernels_verified` lists the kernels that have changed since.")
+    return (f"{len(record['kernels'])} GPU kernels have passed\n{listed},\nand failed {failed or 'none'} ({where}, {when}).\n"
+            f"[{RECORD}](../{RECORD}) has a hash of each one's machine code, and `gate.kernels_verified` lists those that have changed since.")
 
 
 def load_record():

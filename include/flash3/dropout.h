@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/** What a mask of dropout is made of. Zero-initialise it, then set struct_size =
+/** A question which weights dropout keeps. Zero-initialise it, then set struct_size =
  * sizeof(flash3_dropout_mask_params). */
 typedef struct flash3_dropout_mask_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */

@@ -270,7 +270,7 @@ typedef struct flash3_forward_params {
   flash3_tensor alibi_slopes;
   /** [1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float16, bfloat16 or float32: what is added to
    * the scaled and capped score of query i and key j; finite, or −∞, which hides the pair, on a GPU
-   * not its NaNs. Any strides. Of packed queries the first dimension is 1 and the third 1 or
+   * not its NaNs. Any strides. For packed queries the first dimension is 1 and the third 1 or
    * total_q. Column j is key j of its sequence; with cu_seqlens_k or page_table there are as many
    * as a sequence may have keys, or more; not all is read. Not with tree_mask. All zero: none. */
   flash3_tensor bias;
@@ -280,11 +280,11 @@ typedef struct flash3_forward_params {
   flash3_tensor bias_table;
 
   /** @name Dropout
-   * A weight is dropped with the probability dropout_p, rounded to a multiple of 2^-16; out has the
-   * others divided by 1 − dropout_p. lse, max_logits and the sums of weights are those of all, and
+   * A weight is dropped with the probability dropout_p, rounded to a multiple of 2^-16; the others
+   * are divided by 1 − dropout_p. lse, max_logits and the sums of weights include all weights, and
    * the sink is not dropped. Which are dropped depends on seed, offset, sequence, query head, and
-   * the places of query and key in their sequence alone (dropout.h). Neither with FP8 nor with qv
-   * or tree_mask. @{ */
+   * the places of query and key in their sequence alone (dropout.h). Not with FP8, qv or
+   * tree_mask. @{ */
   float dropout_p;         /**< from 0, none, to below 1 */
   uint64_t dropout_seed;   /**< not read where dropout_state is given */
   uint64_t dropout_offset; /**< likewise: with each, a seed drops other weights */
@@ -348,7 +348,7 @@ typedef struct flash3_backward_params {
   flash3_tensor out;  /**< [batch, seq_q, heads_q, head_dim_v] */
   flash3_tensor lse;  /**< [batch, heads_q, seq_q] float32; required */
 
-  /** The gradients have the dtype of q, or of 16-bit tensors all three float32, to be added
+  /** The gradients have the dtype of q; with 16-bit tensors all three may be float32, to be added
    * to those of other parts of the keys. With the out and lse of all keys, the gradients of the
    * parts add up to those of all. */
   flash3_tensor dq; /**< [batch, seq_q, heads_q, head_dim]   */

@@ -15,7 +15,7 @@ extern "C" {
  *
  *     lse = log(exp(sink) + Σ exp(lse_s))      out = Σ exp(lse_s − lse) · out_s
  *
- * in float32, rounded once. A part whose lse is −∞ saw no key: what its out holds is not looked at.
+ * in float32, rounded once. A part whose lse is −∞ saw no key, and its out is ignored.
  * A row that no part saw gets out = 0 and lse = −∞, or the sink. Rows may be those of a batch or of
  * packed sequences. Zero-initialise it, then set struct_size = sizeof(flash3_merge_params). */
 typedef struct flash3_merge_params {

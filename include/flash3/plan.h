@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /** @file
- * Plans that the caller keeps, for a call that is made again and again: a step of decoding, a layer
+ * Plans that the caller keeps, for a call that is repeated: a step of decoding, a layer
  * of training. The kernel is chosen once; a run only takes the new addresses. And calls that ask
  * for their workspace, for a caller with an allocator. */
 #ifndef FLASH3_PLAN_H_
@@ -16,17 +16,17 @@ extern "C" {
  *
  * From run to run every data pointer, stream, workspace, workspace_size and schedule may change,
  * and so may what the memory holds, lengths too. A pointer may be NULL when the plan is made: it
- * then counts as a multiple of 16. Where the plan's pointer was a multiple of 16 a run's must be
- * one. Everything else must be as it was: a field that differs is an error that names it, and
+ * then counts as a multiple of 16. If the plan's pointer was a multiple of 16, a run's must be one
+ * too. Everything else must be unchanged: a field that differs is an error that names it, and
  * nothing runs.
  *
- * A plan is immutable, so that many threads may run one at once, each with a workspace of its own.
+ * A plan is immutable, so many threads may run it concurrently, each with its own workspace.
  * It holds host memory alone. It belongs to the device that was current when it was made; on a CPU
  * to the number of cores that the process then had. Runs can be captured in a CUDA graph. */
 typedef struct flash3_plan flash3_plan;
 
 /** @{ @name Making a plan */
-/** Sets *plan; where the call itself would fail, fails likewise and sets *plan to NULL. */
+/** Sets *plan. Where the call itself would fail, this fails in the same way and sets it to NULL. */
 FLASH3_API flash3_status flash3_forward_plan(const flash3_forward_params* params,
                                              flash3_plan** plan);
 FLASH3_API flash3_status flash3_backward_plan(const flash3_backward_params* params,
@@ -66,9 +66,9 @@ FLASH3_API void flash3_plan_destroy(flash3_plan* plan);
  * none. context: what the call was given with the function. */
 typedef void* (*flash3_workspace_function)(size_t bytes, void* context);
 
-/** Does what the call does, in a workspace that the function gives: the call is checked and planned
- * once, where one that is asked for its workspace first is checked and planned twice. params'
- * workspace and workspace_size are not looked at. The function is called at most once, only where
+/** Does what the call does, in a workspace that the function gives. The call is checked and planned
+ * once; asking for its workspace first would do that twice. params' workspace and workspace_size
+ * are ignored. The function is called at most once, only where
  * the call needs a workspace, by the calling thread, before anything is written; it must return. On
  * a GPU the workspace must live until what is on the stream has run. FLASH3_OUT_OF_MEMORY if it
  * gives NULL. */

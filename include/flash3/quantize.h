@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /** @file
- * Tensors brought to FP8, which flash3_forward takes then. A part of flash3.h, which includes it.
- */
+ * Conversion of tensors to FP8, for flash3_forward. A part of flash3.h, which includes it. */
 #ifndef FLASH3_QUANTIZE_H_
 #define FLASH3_QUANTIZE_H_
 
@@ -11,7 +10,7 @@
 extern "C" {
 #endif
 
-/** Brings q, k and v to FP8, in the order of these fields:
+/** Converts q, k and v to FP8, in this order:
  *   - rotary, if there are cos and sin: a position embedding of q and k;
  *   - rotate = 1: q and k are multiplied by D·H/√n, which leaves q·k as it is and spreads outliers
  *     over the head dim. D: a sign for each dimension, − where bit i % 64 of word i / 64 is 1; word
@@ -19,12 +18,12 @@ extern "C" {
  *     n = head_dim dimensions; if that is no power of two, one for each power of two that it is the
  *     sum of, the largest first: 96 = 64 + 32;
  *   - scales: the smallest power of two for which no element is above 448 (so that scaling does not
- *     round), 1 for all zeros, NaN where an element is NaN or infinite. Their shapes tell for what:
- *     see flash3_forward_params.q_scale;
+ *     round), 1 for all zeros, NaN where an element is NaN or infinite. Their shapes say what each
+ *     is for: see flash3_forward_params.q_scale;
  *   - rounding to e4m3, to nearest even.
  *
- * Computed in float32. Each of q, k and v may be left out: all of its tensors are all zero, and
- * what else belongs to it is not looked at.
+ * Computed in float32. Each of q, k and v may be left out: then all of its tensors are zero, and
+ * its other fields are ignored.
  *
  * Zero-initialise it, then set struct_size = sizeof(flash3_quantize_params). */
 typedef struct flash3_quantize_params {

@@ -11,14 +11,14 @@
 extern "C" {
 #endif
 
-/** Which part of a GPU computes what of a call whose lengths lie in device memory. A call lists
- * that in its workspace before anything else; with a schedule that was made before, it need not.
+/** Which block of a GPU computes what in a call whose lengths are in device memory. Without a
+ * schedule, a call first lists that in its workspace.
  *
  * What a schedule is made from: the sizes of the params, which fields of them are given, the mask,
  * sm_margin, the backend and its device, and what cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
  * leftpad_k and cu_seqlens_k_new hold when it is made. A call that differs in anything but what
- * those tensors hold is refused, by the key; where they hold something else by then, what the call
- * writes is undefined, and still inside out and lse. Pages, addresses and strides do not count.
+ * those tensors hold is refused, by the key. If they hold something else by then, what the call
+ * writes is undefined, but stays inside out and lse. Pages, addresses and strides do not count.
  *
  * Calls may share one while it is not changed, on any streams that wait for the one that made it.
  */
@@ -34,10 +34,10 @@ struct flash3_schedule {
 FLASH3_API flash3_status flash3_forward_schedule_size(const flash3_forward_params* params,
                                                       size_t* bytes);
 
-/** Enqueues the listing on params.stream, into schedule->data, and sets schedule->key. One that has
- * a key is made again, for other lengths: a call that needs another key is refused, so that a graph
- * which reads the schedule is never given another call's. Only the addresses of tensors that tell
- * lengths are needed in the params. It can be captured in a CUDA graph. */
+/** Enqueues the listing on params.stream, into schedule->data, and sets schedule->key. A schedule
+ * that has a key is made again, for other lengths. A call that needs another key is refused, so
+ * that a graph which reads the schedule never gets another call's. Only the addresses of tensors
+ * that tell lengths are needed in the params. It can be captured in a CUDA graph. */
 FLASH3_API flash3_status flash3_forward_schedule(const flash3_forward_params* params,
                                                  flash3_schedule* schedule);
 /** @} */

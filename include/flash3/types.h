@@ -61,8 +61,8 @@ typedef enum flash3_backend FLASH3_ENUM_INT32 {
  * not: each dimension's stride must reach past the dimensions with smaller strides. data must be
  * aligned to the element, and may be NULL if there are no elements. Where only a question is asked
  * (_supported, _workspace, _explain), data may be NULL. What a call writes, its workspace too,
- * shares no memory with its other tensors or its schedule; views that alternate, as dq, dk and dv
- * may, share none. */
+ * shares no memory with its other tensors or its schedule; interleaved views, such as dq, dk and dv
+ * in one tensor, share none. */
 typedef struct flash3_tensor {
   void* data;         /**< the first element */
   flash3_dtype dtype; /**< of every element */

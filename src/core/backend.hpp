@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 
-#include "core/dropout_mask.hpp"
 #include "core/message.hpp"
 #include "core/option_checks.hpp"
 #include "core/padding.hpp"

@@ -193,7 +193,7 @@ Status check_append(const Params& p, const Field& q, const Field& k, const Field
     if (is_fp8(f.tensor))
       return unsupported(message("rotary_cos is given but ", f.name,
                                  ".dtype = ", dtype_name(f.tensor.dtype),
-                                 "; what gets the embedding must be ", "of more than 8 bits"));
+                                 "; a tensor with an embedding must have ", "more than 8 bits"));
   FLASH3_CHECK(check_rotary_tables(rotary_field("rotary_cos", p.rotary_cos),
                                    rotary_field("rotary_sin", p.rotary_sin), q, "q and k_new",
                                    pointers));
@@ -205,11 +205,11 @@ Status check_rotation(const Params& p, const Field& q) {
   if (p.rotate == 0) return {};
   if (p.compute == FLASH3_COMPUTE_FP8)
     return invalid_argument(
-        "rotate = 1 and compute = 1 (fp8); what the call brings to FP8 is rotated anyway");
+        "rotate = 1 and compute = 1 (fp8); the call rotates what it converts to FP8 anyway");
   for (const Field& f : {q, new_field(p, "k_new", false)})
     if (is_fp8(f.tensor))
       return unsupported(message("rotate = 1 but ", f.name, ".dtype = ", dtype_name(f.tensor.dtype),
-                                 "; what is rotated must be of more than 8 bits"));
+                                 "; a rotated tensor must have more than 8 bits"));
   const Extent dim{q, q.ndim - 1};
   if (dim.size() > kMaxHeadDim)
     return invalid_argument(message("rotate = 1 but ", dim.name(), " = ", dim.size(),

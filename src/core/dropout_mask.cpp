@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3_dropout_mask: its rules, and the choice of the backend that writes the mask.
-#include "core/dropout_mask.hpp"
-
 #include "core/added_checks.hpp"
 #include "core/alias_checks.hpp"
 #include "core/backend.hpp"
 #include "core/guarded.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
+#include "flash3/dropout.h"
 
 namespace flash3 {
 namespace {

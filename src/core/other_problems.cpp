@@ -43,7 +43,7 @@ Status check_absent(const Part& part) {
         {part.scale_name, part.scale}})
     if (is_given(tensor))
       return invalid_argument(message(name, " is given but ", part.in.name,
-                                      " is all zero; what is not to become FP8 has no results"));
+                                      " is all zero; a tensor that is left out has no results"));
   return {};
 }
 

@@ -7,7 +7,6 @@
 
 #include "core/added_checks.hpp"
 #include "core/alias_checks.hpp"
-#include "core/dropout_mask.hpp"
 #include "core/mask_checks.hpp"
 #include "core/message.hpp"
 #include "core/option_checks.hpp"
@@ -36,8 +35,7 @@ Status check_dropout(const Params& p) {
     if (p.dropout_p == 0.f) return {};
     const auto refuse = [&](auto... what) {
       return invalid_argument(message("dropout_p = ", p.dropout_p, " and ", what...,
-                                      "; weights are dropped in calls with neither FP8, qv nor "
-                                      "tree_mask"));
+                                      "; dropout excludes FP8, qv and tree_mask"));
     };
     for (const Field& f : {Field{"q", "", 4, p.q}, Field{"k", "", 4, p.k}})
       if (is_fp8(f.tensor)) return refuse(f.name, ".dtype = ", dtype_name(f.tensor.dtype));
@@ -99,7 +97,7 @@ Status check_dtypes_of_16_bit_q(const Field& q, const Field& k, const Field& v, 
   if (dtype_size(q.tensor.dtype) != 2)
     return invalid_argument(message(
         "q.dtype = ", dtype_name(q.tensor.dtype), " but k.dtype = ", dtype_name(k.tensor.dtype),
-        "; FP8 keys and values go with ", "a q of float16, bfloat16 or float8_e4m3"));
+        "; FP8 keys and values need ", "a q of float16, bfloat16 or float8_e4m3"));
   return is_unrounded(out, q) ? Status() : check_same_dtype({q, out});
 }
 
@@ -111,9 +109,9 @@ Status check_dtypes(const flash3_forward_params& p, const Field& q, const Field&
         message("compute = ", p.compute, " but it must be 0 (the dtype of q) or 1 (fp8)"));
   for (const Field& f : {q, k})
     if (is_fp8(f.tensor) && p.compute == FLASH3_COMPUTE_FP8)
-      return invalid_argument(
-          message("compute = 1 (fp8) but ", f.name, ".dtype = ", dtype_name(f.tensor.dtype),
-                  "; it is for q, k and v that ", "are to be brought to FP8 first"));
+      return invalid_argument(message("compute = 1 (fp8) but ", f.name,
+                                      ".dtype = ", dtype_name(f.tensor.dtype),
+                                      "; it is for q, k and v that ", "the call converts to FP8"));
   if (p.fp8_sums < FLASH3_FP8_SUMS_AUTO || p.fp8_sums > FLASH3_FP8_SUMS_TWO_LEVELS)
     return invalid_argument(message("fp8_sums = ", p.fp8_sums,
                                     " but it must be 0 (auto), 1 (one level) or 2 (two levels)"));

@@ -275,12 +275,29 @@ struct MergeProblem : ExecutionContext {
   bool is_empty() const { return rows == 0 || heads == 0; }
 };
 
+// A call of flash3_dropout_mask.
+struct DropoutMaskProblem {
+  Dropout dropout;
+  StateView state;
+  uint8_t* kept = nullptr;  // [batch, head, query, key], the last stride is 1
+  int64_t batch = 0, heads = 0, seq_q = 0, seq_k = 0;
+  int64_t stride_batch = 0, stride_head = 0, stride_query = 0;
+  flash3_backend backend = FLASH3_BACKEND_AUTO;
+  int num_threads = 0;  // 0: all
+  void* stream = nullptr;
+
+  bool is_empty() const { return batch == 0 || heads == 0 || seq_q == 0 || seq_k == 0; }
+};
+
 template <class T>
 concept AnyProblem = std::same_as<T, ForwardProblem> || std::same_as<T, BackwardProblem> ||
                      std::same_as<T, QuantizeProblem> || std::same_as<T, MergeProblem>;
 
 // Whether data pointers must be there: a launch needs them, a question does not.
 enum class Pointers { kRequired, kOptional };
+
+// The rule for dropout_p.
+Status check_dropout_p(float p);
 
 // The mask that the params of a forward or a backward call ask for.
 template <class Params>

@@ -3,8 +3,7 @@
 // how it reads one of the former.
 #pragma once
 
-#include "core/dropout_mask.hpp"
-#include "core/mask_problem.hpp"
+#include "core/problem.hpp"
 
 namespace flash3::cpu {
 

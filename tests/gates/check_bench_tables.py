@@ -198,7 +198,7 @@ class Tables(unittest.TestCase):
         part = {"commit": "abc", "date": "2026-11-27T01:04:21Z", "device": "NVIDIA H100 80GB HBM3, 132 SMs", "passed": 1000, "failed": 0}
         record = {"kernels": {"a": "1", "b": "2"}, "parts": {"full": part, "decode": {**part, "passed": 234}}}
         text = suite_tables.verified_text(record)
-        for words in ("The 2 GPU kernels", "have passed\n1,234 cases of the tables,\nand failed none (NVIDIA H100 80GB HBM3, 2026-11-27 at abc)."):
+        for words in ("2 GPU kernels have passed", "have passed\n1,234 cases of the tables,\nand failed none (NVIDIA H100 80GB HBM3, 2026-11-27 at abc)."):
             self.assertIn(words, text)
         record["parts"] |= {"random": {**part, "forward": 130000, "backward": 60000}, "repeat": {**part, "passed": 64, "repetitions": 1000},
                             "sanitizer": {**part, "passed": 137, "failed": 2, "commit": "def"}}

@@ -6,9 +6,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SUFFIXES = {".h", ".hpp", ".cuh", ".c", ".cpp", ".cu"}
 
 
-def sources(*folders):
+def sources(*folders, suffixes=SUFFIXES):
     """Every source file in these folders of the repository, sorted."""
-    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     if not found:
         raise SystemExit(f"no source file in {', '.join(folders)}: the gate looks in the wrong place")
     return sorted(found)

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pathlib
-import re
 import runpy
 import subprocess
 import sys
@@ -67,35 +66,6 @@ def test_python_blocks(name, one_process, capsys):
         exec(compile(code, str(page.relative_to(ROOT)), "exec"), scope)
     for output in scope.get("outputs", {}).values() if name == "engines.md" else ():
         assert output.error is None and len(output.generated_tokens) > 0
-
-
-def migrations():
-    """The calls of FlashAttention-3 in docs/python.md's table, and what it says to write for each."""
-    text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| `(flash_attn_\w+\(.*?\))` \| `(flash3\.attention\(.*?\))`(?=[ ,:;])", text, re.M)
-
-
-def test_the_table_has_migrations():
-    assert len(migrations()) == 5
-
-
-@pytest.mark.parametrize("theirs, ours", migrations())
-def test_migration(theirs, ours):
-    torch = pytest.importorskip("torch")
-    import flash3
-    import flash_attn_interface
-    torch.manual_seed(0)
-    scope = {**vars(flash_attn_interface), "flash3": flash3, "s": 0.3, "c": True, "l": 5, "r": 2, "x": 4.0, "max_q": 12, "max_k": 12}
-    scope["qkv"] = torch.randn(2, 12, 3, 4, 32)
-    scope["q"], scope["k"], scope["v"] = torch.randn(2, 6, 4, 32), *torch.randn(2, 2, 12, 2, 32)
-    if "varlen" in theirs:
-        scope["q"], scope["k"], scope["v"] = torch.randn(3, 20, 2, 32)
-        scope["cu_q"] = scope["cu_k"] = torch.tensor([0, 8, 20], dtype=torch.int32)
-    scope["k_cache"], scope["v_cache"], scope["n"] = scope["k"], scope["v"], torch.tensor([12, 7], dtype=torch.int32)
-    scope.update({name + "8": scope[name].to(torch.float8_e4m3fn) for name in "qkv"})
-    scope.update({name: torch.rand(2, 2) + 0.5 for name in "abc"} if "q8" in theirs else {})
-    got, wanted = eval(ours, scope), eval(theirs, scope)
-    assert torch.equal(got, wanted) and got.any()
 
 
 # The Python examples check themselves; here they run, on the real weights and the real text.

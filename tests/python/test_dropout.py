@@ -276,7 +276,7 @@ BAD = [
     (dict(dropout_p=0.1, dropout_state=torch.zeros(3, dtype=torch.int64)), ValueError,
      r"^dropout_state\.shape\[0\] = 3 but it must be 2: a seed and an offset"),
     (dict(dropout_p=0.1, dropout_state=torch.zeros(1, 2, dtype=torch.int64)), ValueError, r"^dropout_state\.ndim = 2 but it must be 1, \[2\]"),
-    (dict(dropout_p=0.1, compute="fp8"), ValueError, r"^dropout_p = 0\.1 and compute = .*fp8.*; weights are dropped in calls with neither FP8"),
+    (dict(dropout_p=0.1, compute="fp8"), ValueError, r"^dropout_p = 0\.1 and compute = .*fp8.*; dropout excludes FP8"),
 ]
 
 
@@ -290,7 +290,7 @@ def test_refused_by_name(options, kind, message):
 def test_refused_with_qv_and_without_a_seed():
     q, k, v = make(torch.float32, 1, 10, 12)
     qv = torch.zeros(1, 10, HEADS, DIM_V)
-    with pytest.raises(ValueError, match=r"^dropout_p = 0\.1 and qv is given; weights are dropped"):
+    with pytest.raises(ValueError, match=r"^dropout_p = 0\.1 and qv is given; dropout excludes"):
         flash3.attention(q, k, v, qv=qv, dropout_p=0.1, seed=1)
     lacks = r"^dropout_p = 0\.1 but neither seed nor dropout_state is given"
     with pytest.raises(ValueError, match=lacks):

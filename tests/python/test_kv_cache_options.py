@@ -185,7 +185,7 @@ def test_compile(device):
     (dict(v_cache=torch.zeros(BATCH, ROWS, HEADS_K, DIM).bfloat16()), TypeError, "v_cache.dtype = bfloat16"),
     (dict(q=torch.zeros(BATCH, 1, HEADS_Q, DIM).to(FP8), rotate=True), NotImplementedError, "rotate = True but q.dtype = float8_e4m3fn"),
     (dict(k_new=torch.zeros(BATCH, 1, HEADS_K, DIM).to(FP8), v_new=torch.zeros(BATCH, 1, HEADS_K, DIM).to(FP8), rotate=True),
-     NotImplementedError, "rotate = True but k_new.dtype = float8_e4m3fn; what is rotated must be of more than 8 bits"),
+     NotImplementedError, "rotate = True but k_new.dtype = float8_e4m3fn; a rotated tensor must have more than 8 bits"),
     (dict(rotate=True, rotation_seed=-1), ValueError, "rotation_seed = -1 but it must be from 0 to 2**64 - 1"),
 ), ids=lambda x: ",".join(x) if isinstance(x, dict) else "")
 def test_errors(change, error, message):

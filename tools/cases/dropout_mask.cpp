@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cases/dropout_mask.hpp"
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "cases/case.hpp"
+#include "cases/runner.hpp"
 #include "core/dropout.hpp"
 #include "core/message.hpp"
 #include "flash3/dropout.h"

@@ -183,14 +183,8 @@ bool is_input(TensorName name) {
     case TensorName::kV:
     case TensorName::kDout:
     case TensorName::kDlse: return true;
-    // The backward's hold what a forward has written.
-    case TensorName::kOut:
-    case TensorName::kLse:
-    case TensorName::kDq:
-    case TensorName::kDk:
-    case TensorName::kDv: break;
+    default: return false;  // what a call writes, or a backward reads as a forward has written it
   }
-  return false;
 }
 
 void draw_layouts(Draw& d, Case* c) {

@@ -8,7 +8,6 @@
 #include "cases/backward_tensors.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cases/checked_call.hpp"
-#include "cases/dropout_mask.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/yardsticks/yardsticks.hpp"
 

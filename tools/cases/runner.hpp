@@ -54,4 +54,8 @@ std::vector<MergeCase> merge_case_table();
 // written than the result.
 std::string check_merge(const MergeCase& c, Memory& memory, flash3_backend backend);
 
+// Whether flash3_dropout_mask writes which weights the case's dropout keeps, of a few of its
+// sequences, heads, queries and keys: what went wrong, "" if nothing.
+std::string check_dropout_mask(const Case& c, Memory& memory, const RunOptions& options);
+
 }  // namespace flash3::cases

@@ -19,27 +19,26 @@ namespace {
 using cases::in_quotes;
 
 constexpr const char kCaseHelp[] =
-    "A case, e.g. bf16/b2/q129/k1000/h4x2/d128/causal (repeatable)\n"
-    "dtype/batch/seq_q/seq_k/heads[xheads_k]/dim[xdim_v]/mask, then options;\n"
-    "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
-    "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
-    "deterministic,\n"
-    "nodsink dadded gradfp32 sink sink16 softcap<x> dropout<p> chunk<n> outfp32; a mask as data: "
-    "mask:band,\n"
-    "mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>, mask:bits, mask:bitblocks,\n"
-    "mask:share<percent>of<n>x<n>, mask:coins, with .b of each sequence, .h of each head;\n"
-    "mask:causal, mask:prefix<n>, mask:sinks<n>x<newest>, mask:lognormal<draw>;\n"
-    "ragged batches: packed[q|k],\n"
-    "used[q|k], nomax, front<n>; their lengths: random, giant, edges, empty,\n"
-    "lognormal<tokens>:<draw>; a KV cache: paged<n> batchidx leftpad append<n>, with packednew\n"
-    "rotary rotary2 offsets rotate tree; latent attention: latent, qv;\n"
-    "FP8: fp8, or of e4m3 onescale headscales blockscales outfp16;\n"
-    "quantize, with rotate rotary rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>,\n"
-    "then .at<n> (elements off an aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0\n"
-    "(stride 0) .wild (strides that are never used), e.g. k:bhsd.at3.heads0; one tensor's scales,\n"
-    "e.g. v:onescale; other fields of the call:";
-
-std::string case_help() { return kCaseHelp + cases::added_options_help(); }
+    "A case, e.g. bf16/b2/q129/k1000/h4x2/d128/causal (repeatable):\n"
+    "dtype/batch/seq_q/seq_k/heads[xheads_k]/dim[xdim_v]/mask, then options.\n"
+    "Mask: full, causal, w<left>:<right>, causal+w<left>:\n"
+    "Call: nolse scale<x> softcap<x> chunk<n> sink sink16 dropout<p> outfp32\n"
+    "Backward: bwd dlse deterministic nodsink dadded gradfp32\n"
+    "Data: outliers special seed<n>. Latent attention: latent qv\n"
+    "Mask as data: mask:band, mask:documents, mask:dense, mask:ranges<n>, mask:blocks<n>x<n>,\n"
+    "mask:bits, mask:bitblocks, mask:share<percent>of<n>x<n>, mask:coins, with .b for each\n"
+    "sequence and .h for each head; mask:causal, mask:prefix<n>, mask:sinks<n>x<newest>,\n"
+    "mask:lognormal<draw>\n"
+    "Ragged batch: packed[q|k] used[q|k] nomax front<n>; its lengths: random giant edges empty\n"
+    "lognormal<tokens>:<draw>\n"
+    "KV cache: paged<n> batchidx leftpad rotate tree append<n> packednew rotary rotary2 offsets\n"
+    "FP8: fp8; with e4m3 onescale headscales blockscales outfp16, or for one tensor v:onescale\n"
+    "Quantise: quantize, with rotate rotary rotary2 noq nok nov\n"
+    "Layout: bshd bhsd padded odd; for one tensor <tensor>:<layout>, then .at<n> (elements off an\n"
+    "aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0 (stride 0) .wild (strides\n"
+    "that are never used), e.g. k:bhsd.at3.heads0\n"
+    "Other fields of the call:";
+constexpr const char* kCase = "A case (repeatable); flash3 explain --help describes cases";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 constexpr int kMostJobs = 1 << 16;
 
@@ -172,8 +171,8 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                       "Name of a tensor in the file: a sink for each query head");
   auto* cu_seqlens = run_app->add_option(
       "--cu-seqlens", run_options.cu_seqlens,
-      "Ragged batch: q, k, v are [total, heads, dim], and sequence b has the rows from\n"
-      "the b-th to before the next of these numbers, e.g. 0,5,12; or the name of an I32\n"
+      "Ragged batch: q, k, v are [total, heads, dim]. Sequence b has the rows from the\n"
+      "b-th of these numbers to just before the next, e.g. 0,5,12. Or the name of an I32\n"
       "tensor in the file that holds them");
   run_app
       ->add_option("--cu-seqlens-k", run_options.cu_seqlens_k,
@@ -207,7 +206,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       "ragged (ragged batches, sinks and softcaps beside dense calls), fp8 (e4m3\n"
       "tensors beside 16-bit ones), masks (masks as data, forward and backward, beside\n"
       "the causal, windowed, ragged or full call) or decode (calls on a KV cache)");
-  bench_app->add_option("--case", bench_options.cases, case_help());
+  bench_app->add_option("--case", bench_options.cases, kCase);
   bench_app->add_flag("--backward", bench_options.backward, "The backward of each case");
   bench_app->add_flag("--deterministic", bench_options.deterministic,
                       "Backward cases: the same bits each time");
@@ -236,7 +235,9 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   bench_app->add_option("--samples", bench_options.samples, "Samples per case")
       ->check(in_range(1, 100000))
       ->capture_default_str();
-  bench_app->add_option("--sample-ms", bench_options.sample_ms, "Back-to-back calls fill this time")
+  bench_app
+      ->add_option("--sample-ms", bench_options.sample_ms,
+                   "Milliseconds of back-to-back calls in a sample")
       ->check(in_range(0, 60000))
       ->capture_default_str();
   bench_app->add_option("--threads", bench_options.threads, "CPU: threads; 0: all cores")
@@ -251,9 +252,10 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   bench_app->add_option("--csv", bench_options.csv_file, "Write the results to this file")
       ->check(a_file_name());
   bench_app
-      ->add_option("--share", bench_options.share_file,
-                   "Write every sample to this file too, with the machine (but not its name), "
-                   "versions, clocks and watts: for flash3 compare, also by others")
+      ->add_option(
+          "--share", bench_options.share_file,
+          "Write every sample to this file, with the machine (but not its name), versions, "
+          "clocks and watts, for flash3 compare here or elsewhere")
       ->check(a_file_name());
   auto* ablation_flag = bench_app->add_flag(
       "--ablation", bench_options.ablation,
@@ -281,8 +283,8 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->check(a_file_name());
   compare_app
       ->add_option("--at-least", compare_options.least,
-                   "Exit code 1 if B's mean speed is below so much of A's, or a case's is "
-                   "and that is not noise, e.g. 0.97")
+                   "Exit code 1 if B's mean speed divided by A's is below this, or a case's is "
+                   "beyond noise, e.g. 0.97")
       ->check(in_range(0, 1e6));
   compare_app->callback([&] { command = [&] { return commands.compare(compare_options); }; });
 
@@ -295,10 +297,9 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                  "with outliers, beside a plain implementation's in the same precision")
       ->disable_flag_override();  // --accuracy=0.01 would be read as "off"
   verify_app
-      ->add_option(
-          "--length", verify_options.lengths,
-          "With --accuracy: queries and keys, e.g. 1024,8192; of more than 4096 some rows\n"
-          "are compared, in FP8 alone")
+      ->add_option("--length", verify_options.lengths,
+                   "With --accuracy: queries and keys, e.g. 1024,8192; above 4096 only some rows\n"
+                   "are compared, and only in FP8")
       ->delimiter(',')
       ->check(in_range(1, 1 << 24))
       ->needs("--accuracy");
@@ -309,10 +310,9 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->needs("--accuracy")
       ->excludes("--length");
   verify_app
-      ->add_flag(
-          "--backward", verify_options.backward,
-          "The gradients instead of the forward: the same table with dlse and deterministic\n"
-          "with interleaved samples, or the backward of each --case")
+      ->add_flag("--backward", verify_options.backward,
+                 "The gradients instead of the forward: the table with dlse and deterministic\n"
+                 "gradients, or the backward of each --case")
       ->excludes("--accuracy");
   verify_app
       ->add_flag("--ragged", verify_options.ragged,
@@ -337,7 +337,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
           ->add_option("--random", verify_options.random,
                        "Random problems instead of the table, for this many seconds; with\n"
                        "--backward, --ragged, --quantize, --decode, --masks or --filter only such\n"
-                       "ones. Each that fails is printed with its id, to be run alone by --case")
+                       "ones. Those that fail are printed with ids that --case repeats")
           ->excludes("--accuracy", "--level")
           ->check(in_range(0.001, 1e7));
   verify_app
@@ -349,12 +349,12 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                    "With --random: stop after this many problems, and print each")
       ->needs(random)
       ->check(in_range(1, 1e15));
-  verify_app->add_option("--case", verify_options.cases, case_help())
+  verify_app->add_option("--case", verify_options.cases, kCase)
       ->excludes("--ragged", "--quantize", "--decode", "--masks", "--length", "--input",
                  "--random");
   verify_app->add_option(
       "--filter", verify_options.filters,
-      "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");
+      "Only cases whose id contains this, e.g. /d128/ (repeatable: each of them)");
   verify_app->add_option("--backend", verify_options.backend, kBackendHelp)->capture_default_str();
   verify_app->add_option("--jobs", verify_options.jobs, "Cases at a time; 0: one per core")
       ->check(in_range(0, kMostJobs));
@@ -371,13 +371,13 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   verify_app->add_flag("--list", verify_options.list, "Print the ids and run nothing");
   auto* record_option = verify_app->add_option(
       "--record", verify_options.record,
-      "Run all that a kernel must pass before a release, and note in this file what has\n"
-      "passed, with a hash of each kernel's machine code; what it already has is not run again");
+      "Run all that a kernel must pass before a release and that this file lacks, and note\n"
+      "in it what has passed, with a hash of each kernel's machine code");
   verify_app
       ->add_option(
           "--part", verify_options.parts,
-          "With --record: run only this, e.g. full or backward,ragged (repeatable), also if\n"
-          "it is there; random problems run for --random seconds, and add up")
+          "With --record: run only this, e.g. full or backward,ragged (repeatable), even if\n"
+          "the file has it; random problems run for --random seconds, and add up")
       ->delimiter(',')
       ->needs(record_option);
   record_option->check(a_file_name());
@@ -388,7 +388,9 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
 
   ExplainOptions explain_options;
   auto* explain_app = app.add_subcommand("explain", "Which kernel a case runs, and why");
-  explain_app->add_option("case,--case", explain_options.cases, case_help())->required();
+  explain_app
+      ->add_option("case,--case", explain_options.cases, kCaseHelp + cases::added_options_help())
+      ->required();
   explain_app->add_option("--backend", explain_options.backend, kBackendHelp)
       ->capture_default_str();
   explain_app->add_flag("--backward", explain_options.backward, "The backward of each case");
@@ -400,8 +402,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       app.add_subcommand("trace", "Hopper: what each role of one block of a kernel does, and when");
   trace_app
       ->add_option("case,--case", trace_options.id,
-                   "A forward case, e.g. bf16/b1/q2048/k2048/h16/d128/causal; more about "
-                   "cases: flash3 explain --help")
+                   "A forward case; flash3 explain --help describes cases")
       ->required();
   trace_app
       ->add_option("-o,--output", trace_options.output,

@@ -34,7 +34,7 @@ CudaVersions cuda_versions();
 std::unique_ptr<cases::Memory> make_device_memory();
 
 // Which kernels this program launches. The command line is linked so that every launch passes here
-// (--wrap, tools/cli/CMakeLists.txt): a list of kernels that cases ought to run could be wrong.
+// (--wrap, tools/CMakeLists.txt): a list of kernels that cases ought to run could be wrong.
 void start_launch_log();
 
 // Functions launched since then, as the compiler spells their names. Throws std::runtime_error if

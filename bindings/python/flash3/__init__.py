@@ -9,11 +9,11 @@ It holds::
     attention_backward   the gradients without autograd
     attention_with_kv_cache
                          keys in a cache, in pages or not, to which the newest are appended: decoding
-    kv_cache_schedule    a list that its calls with the same lengths can share
+    kv_cache_schedule    a list that such calls with the same lengths can share
     dropout_mask         which weights the dropout of attention keeps
     tree_mask            which drafts of a tree see which, for attention_with_kv_cache
     merge                one result of parts of the keys, each with its out and lse
-    quantize             FP8 tensors with scales, of 16-bit tensors, for attention
+    quantize             16-bit tensors converted to FP8 with scales, for attention
     masks                masks as data, for mask= of attention: documents, neighborhoods, blocks of keys, booleans
     t5_table             the bias_table of T5's relative positions, for attention
     supported, explain   whether a call would run here, and by which kernel
@@ -23,8 +23,8 @@ It holds::
     jax                  jax.nn.dot_product_attention; a module to be imported by name
 
 torch.ops.flash3 holds the operators forward, backward, quantize, merge, attention_with_kv_cache and kv_cache_schedule, each with a
-form for results in given memory (forward_out …); mask_make and mask_used; attention_with_kv_cache_append, a call that writes its cache; and inference, a
-plain forward without lse and gradients.
+form for results in given memory (forward_out …); mask_make and mask_used; attention_with_kv_cache_append, a call that writes its
+cache; and inference, a plain forward without lse and gradients.
 """
 from . import arrays
 from ._attention import Gradients, attention, attention_backward, explain, supported

@@ -49,7 +49,7 @@ class _Recorded(torch.autograd.Function):
 def run(wanted, tensors, arguments):
     """backward_with(), for autograd and torch.compile."""
     if any(type(x) is not torch.Tensor and is_sharded(type(x)) for x in tensors):
-        raise NotImplementedError(f"{wanted[0]}.requires_grad = True and q is a DTensor, of which flash3 has no gradient of it; give "
+        raise NotImplementedError(f"{wanted[0]}.requires_grad = True and q is a DTensor, for which flash3 has no such gradient; give "
                                   "to_local() of each")
     if torch.compiler.is_compiling():
         return backward_with(wanted, tensors, arguments)

@@ -77,11 +77,11 @@ def attention(q, k, v, **options):
         deterministic: gradients have the same bits each time.
         q_scale, k_scale, v_scale: float32, with FP8 tensors: an element's value is multiplied by its scale. [1], one for
             the tensor; [batch, heads_k], one for each sequence and KV head (q's too: that of the KV head that it reads); or
-            [batch, heads, blocks], one for each 128 tokens of each head, with blocks = ceil(seq / 128); of packed tensors
+            [batch, heads, blocks], one for each 128 tokens of each head, with blocks = ceil(seq / 128); for packed tensors
             [1, heads, total // 128 + batch], where block j of sequence b is number cu_seqlens[b] // 128 + b + j. None: 1.
             flash3.quantize makes such tensors.
-        out_dtype: the result's dtype, with FP8 tensors or compute: float16, bfloat16 or float32; of 16-bit tensors float32,
-            not rounded. None: bfloat16 for FP8 tensors, otherwise q's.
+        out_dtype: the result's dtype, with FP8 tensors or compute: float16, bfloat16 or float32; with 16-bit tensors float32,
+            which is not rounded. None: bfloat16 for FP8 tensors, otherwise q's.
         compute: "fp8": 16-bit q, k and v (CPU: float32 too) are converted to FP8 in the call, with scales for blocks and a rotation.
             Gradients are then computed in q's dtype, from q, k and v as they are. None: in q's dtype.
         rotation_seed: with compute: the seed of the rotation's signs, from 0 to 2**64 - 1.
@@ -94,13 +94,13 @@ def attention(q, k, v, **options):
             softmax_scale * (q @ k^T + qv @ v^T), and the default softmax_scale is 1/sqrt(head_dim + head_dim_v). No gradients, no FP8.
         mask: a source of flash3.masks: query i sees the keys that both the source and the band (causal, window, chunk) allow. The mask
             is made once for this call's sizes and device, and kept. Or a Mask that was made for this call's sizes; the band must then
-            be none, or the one of the mask. Arrays that are no torch tensors take a Mask alone. Not with qv or
-            compute, nor on a GPU with FP8 tensors and a softcap.
-        dropout_p: from 0, none, to below 1, rounded to a multiple of 2**-16: a weight is dropped with this probability, and out has the
-            others divided by 1 - dropout_p. lse is that of all weights. Neither with FP8, compute nor qv.
-        seed, offset: from 0 to 2**64 - 1: they choose the weights that are dropped, whatever else the call is, as flash3.dropout_mask
-            shows. seed=None: of torch tensors that are no DTensors, a dropout_state drawn by torch's generator of their device, which
-            torch.manual_seed seeds; others need a seed.
+            be none, or the one of the mask. Arrays other than torch tensors take only a Mask. Not with qv or
+            compute, or, on a GPU, with FP8 tensors and a softcap.
+        dropout_p: from 0, none, to below 1, rounded to a multiple of 2**-16: a weight is dropped with this probability, and the others
+            are divided by 1 - dropout_p. lse includes all weights. Not with FP8, compute or qv.
+        seed, offset: from 0 to 2**64 - 1: they alone choose the weights that are dropped, as flash3.dropout_mask shows. seed=None:
+            torch's generator of the tensors' device, which torch.manual_seed seeds, draws a dropout_state; DTensors and arrays other
+            than torch tensors need a seed.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
             torch's scaled_dot_product_attention and JAX mean them.
 

@@ -62,23 +62,23 @@ def dropout_mask(batch, heads, seq_q, seq_k, dropout_p, *, seed=None, offset=0, 
     Args:
         batch: the number of sequences.
         heads: query heads.
-        seq_q, seq_k: lengths. Queries and keys are counted from the first of their sequence: of a ragged batch the longest lengths give
-            all, and of a KV cache those of its keys.
+        seq_q, seq_k: lengths. Queries and keys are counted from the first of their sequence: pass the longest lengths of a ragged batch,
+            and for a KV cache the lengths of its keys.
         dropout_p: from 0, which keeps all, to below 1.
         seed, offset: as in attention(), from 0 to 2**64 - 1.
         dropout_state: [2] int64, instead of the two, on the device of kept.
         kept: [batch, heads, seq_q, seq_k] uint8, into which to write, on the host or on a Hopper GPU: a torch tensor, a numpy array or
-            another array of __array_interface__, __dlpack__ or __cuda_array_interface__. None: a new one of numpy.
+            another array with __array_interface__, __dlpack__ or __cuda_array_interface__. None: a new numpy array.
         num_threads: on the host; 0: one per core that the process may run on.
-        stream: on a GPU, a cudaStream_t as an integer. None: of torch tensors the current stream of their device, of other arrays the
+        stream: on a GPU, a cudaStream_t as an integer. None: for torch tensors the current stream of their device, for other arrays the
             default stream.
 
     Returns:
-        What was given as kept, or the new array. It holds 1 where the weight of a query and a key is kept, and 0 where it is dropped.
+        kept, or the new array. It holds 1 where the weight of a query and a key is kept, and 0 where it is dropped.
 
     Raises:
         ValueError, TypeError: an argument breaks a rule.
-        NotImplementedError: kept is on a GPU that is no Hopper GPU, or flash3 was built without its kernels.
+        NotImplementedError: kept is on a GPU other than Hopper, or flash3 was built without its kernels.
         RuntimeError: CUDA refused.
     """
     from ._tensors import describe

@@ -156,7 +156,7 @@ ABOUT = {
         "from the scaled and capped score of query i and key j, with i' as in Mask. Not with tree_mask. None: none.",
     "bias":
         "[1 or batch, 1 or heads_q, 1 or seq_q, seq_k] float16, bfloat16 or float32: what is added to the scaled and capped score "
-        "of query i and key j; finite, or -inf, which hides the pair, on a GPU not its NaNs. Any strides. Of packed queries the "
+        "of query i and key j; finite, or -inf, which hides the pair, on a GPU not its NaNs. Any strides. For packed queries the "
         "first dimension is 1 and the third 1 or total_q. Column j is key j of its sequence; with cu_seqlens_k or page_table there "
         "are as many as a sequence may have keys, or more; not all is read. Not with tree_mask. None: none.",
     "bias_table":

@@ -32,14 +32,14 @@ def attention_with_kv_cache(q, k_cache, v_cache, **options):
         q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, or on the CPU float32; or packed, with cu_seqlens_q.
         k_cache: [batch, rows, heads_k, head_dim] of the same dtype, or FP8 (float8_e4m3fn) under any q; with page_table [pages,
             page_size, heads_k, head_dim].
-        v_cache: the same with head_dim_v. It may be a part of k_cache's memory, as k_cache[..., :512] of latent attention.
+        v_cache: the same with head_dim_v. It may be a part of k_cache's memory, such as k_cache[..., :512] in latent attention.
         seqused_k: [batch] int32: the rows of each sequence that hold keys, before any are appended. None: all.
         page_table: [batch, max_pages] int32: key j of sequence b is row j % page_size of page page_table[b, j // page_size].
             Entries after the last key may be anything.
         cache_batch_idx: [batch] int32: sequence b has the keys of element cache_batch_idx[b] of the cache.
         leftpad_k: [batch] int32: the first rows of each sequence that hold no key. seqused_k counts them.
         k_new: [batch, seq_new, heads_k, head_dim], or [total_new, heads_k, head_dim] with cu_seqlens_k_new: written to
-            k_cache after the existing keys, and then keys like them. seqused_k is needed, and is not changed. An FP8 cache takes
+            k_cache after the existing keys, and then read with them. seqused_k is needed, and is not changed. An FP8 cache takes
             FP8 or 16-bit keys; 16-bit keys, with their embedding, are divided by k_scale and rounded once.
         v_new: the same with head_dim_v. None where v_cache is a part of k_cache, which k_new then fills.
         cu_seqlens_k_new: [batch + 1] int32: where each sequence begins in k_new and v_new.
@@ -51,19 +51,19 @@ def attention_with_kv_cache(q, k_cache, v_cache, **options):
         q_scale, k_scale, v_scale: what the elements of an FP8 q, k_cache and v_cache are multiplied by, float32: [1], one for all;
             [batch, heads_k]; or for blocks of 128 rows, of k_cache [batch, heads_k, blocks], with page_table [pages, heads_k,
             ceil(page_size / 128)], with cache_batch_idx those of its elements. None: 1.
-        rotate: q and k_new, with their embedding, are multiplied by one orthogonal matrix, as quantize() has it, which spreads
-            outliers before keys become FP8. All keys of the cache must be rotated so, with the same rotation_seed. Not
-            with an FP8 q or k_new, nor with head_dim above 256; values are not rotated.
+        rotate: q and k_new, with their embedding, are multiplied by the orthogonal matrix of quantize(), which spreads
+            outliers before keys become FP8. All keys of the cache must be rotated, with the same rotation_seed. Not
+            with an FP8 q or k_new, or with head_dim above 256; values are not rotated.
         rotation_seed: the seed of the rotation's signs, from 0 to 2**64 - 1.
         max_seqlen_k: with page_table, no sequence has more keys. Optional.
         sm_margin: on a GPU, the multiprocessors that are left to other kernels.
-        schedule: a Schedule that kv_cache_schedule() has made for a call like this one, of the same lengths. None: the call makes
+        schedule: a Schedule that kv_cache_schedule() has made for a call like this one, with the same lengths. None: the call makes
             its own. No result depends on it.
-        tree_mask: [batch, seq_q] int64, packed [total_q]: which drafts each query sees. A sequence has as many drafts as queries; they
+        tree_mask: [batch, seq_q] int64, or packed [total_q]: which drafts each query sees. A sequence has as many drafts as queries; they
             are its last keys, and bit j of a word is for draft j. All keys before the drafts are seen. At most 64 queries for each
             sequence, with cu_seqlens_q by max_seqlen_q; without causal, window, chunk and rotary tables. flash3.tree_mask() makes one.
-        out_dtype: q's, or float32: the result before it is rounded, for merge(); of an FP8 q float16, bfloat16 or
-            float32. None: q's, or bfloat16.
+        out_dtype: q's, or float32: the result before it is rounded, for merge(); with an FP8 q float16, bfloat16 or
+            float32. None: q's, or bfloat16 with an FP8 q.
         qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which is multiplied with v_cache, as in attention().
             Rotary embeddings are for q and k_new alone.
         mask: as in attention(); it counts the keys of a sequence from the first one. Neither with k_new, leftpad_k, tree_mask nor qv. A
@@ -107,7 +107,7 @@ def _checked(q, v_cache):
 def kv_cache_schedule(q, k_cache, v_cache, *, out=None, **options):
     """A schedule for attention_with_kv_cache() calls with the same lengths, such as those of a model's layers.
 
-    On a GPU each call first lists, from the lengths, which block computes what. With schedule= it does not: the list is made once
+    On a GPU each call first lists, from the lengths, which block computes what. With schedule= the list is made only once
     a step. On a CPU there is nothing to list, and the same calls work.
 
     Calls on one device can share a schedule if they have the same sizes, dtypes, mask and sm_margin, and are given the same arguments;

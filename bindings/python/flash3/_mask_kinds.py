@@ -199,12 +199,13 @@ def blocks(counts, indices=None, block_rows=128, block_keys=128, *, block_sizes=
             heads may be left out, of both tensors alike. Without indices: a bool tensor with a fourth dimension, ceil(seq_k / block_keys),
             that is true for blocks that are seen.
         indices: the dimensions of counts and a fourth: the numbers of the blocks, in any order. Entries after the count are not read. A
-            number that is no block is skipped, a count above the dimension is clamped to it, and a negative one means 0.
+            number that is no block is skipped, a count above the dimension is clamped to it, and a negative count means 0.
         block_rows, block_keys: positive multiples of 8.
         block_sizes: [1 or batch, 1 or heads_q, blocks of keys] integers, where heads, and batch too, may be left out: how many of each block's
-            keys are tokens, which are its first ones; the others are seen by no query. Clamped to 0 and block_keys. None: all. Video sparse
-            attention calls them variable_block_sizes, and cuDNN's frontend block_sizes. Where block_rows and block_keys are multiples of 64, this takes 32 KiB for each 128 keys of them, and another
-            4 bytes for each 128 queries by 128 keys; otherwise the blocks are evaluated pair by pair, in parts.
+            keys are tokens. These come first; no query sees the others. Clamped to 0 and block_keys. None: all. Video sparse attention
+            calls them variable_block_sizes, and cuDNN's frontend block_sizes. If block_rows and block_keys are multiples of 64, this takes
+            32 KiB for each 128 keys, and another 4 bytes for each 128 queries by 128 keys; otherwise the blocks are evaluated pair by
+            pair, in parts.
         seq_q, seq_k: queries and keys; None: those of the call, or with block_sizes of all blocks.
         causal, window, chunk, mask_alignment: as in flash3.attention, and with the blocks.
 
@@ -255,7 +256,7 @@ def dense(mask, *, causal=False, window=None, chunk=0, mask_alignment="bottom_ri
 
 def bits(packed, seq_k, *, causal=False, window=None, chunk=0, mask_alignment="bottom_right"):
     """Any mask, one bit for each pair, as numpy.packbits(mask, axis=-1, bitorder="little") packs booleans. The tensor is not copied: it is
-    read when a mask is made of this.
+    read when the mask is made.
 
     Args:
         packed: [1 or batch, 1 or heads_q, seq_q, ceil(seq_k / 8)] uint8; batch and heads may be left out. Query i sees key j if bit j % 8

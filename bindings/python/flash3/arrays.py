@@ -170,10 +170,10 @@ class _Call:
 
 
 class Plan:
-    """A call's plan, kept for a call that is made again and again: the kernel is chosen once.
+    """The plan of a call that is repeated: the kernel is chosen once.
 
-    forward_plan(), backward_plan(), quantize_plan() and merge_plan() make one. It may be run by many threads at once. It can be
-    neither copied nor pickled: TypeError.
+    forward_plan(), backward_plan(), quantize_plan() and merge_plan() make one. Many threads may run it at the same time. To copy or
+    pickle it raises TypeError.
     """
 
     def __init__(self, make_call, tensors, options):
@@ -183,8 +183,8 @@ class Plan:
     def run(self, *tensors, **options):
         """Runs the call with other tensors, given as to the function that made the plan.
 
-        Their shapes, strides and dtypes must be the plan's, and none may be aligned worse to 16 bytes. Options that are not
-        given are the plan's; stream, workspace and tensors among them may change. Raises ValueError for what differs.
+        Their shapes, strides and dtypes must be the plan's, and so must their alignment to 16 bytes, or be better. Options that are not
+        given are the plan's; stream, workspace and tensors among them may change. Raises ValueError for any other difference.
         """
         if len(tensors) > self._count:
             raise TypeError(f"{len(tensors)} tensors are given but the plan's call has {self._count}")
@@ -225,8 +225,8 @@ def forward(q, k, v, out=None, lse=None, *, like=None, out_dtype=None, **options
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim], v [batch, seq_k, heads_k, head_dim_v] and
     out [batch, seq_q, heads_q, head_dim_v] have one dtype, float16, bfloat16 or (CPU) float32; lse is
-    [batch, heads_q, seq_q] float32. With 16-bit tensors out may be float32; if q, k and v are FP8, or with compute="fp8", any
-    of these, which out_dtype says to like. Packed: see flash3.attention.
+    [batch, heads_q, seq_q] float32. With 16-bit tensors out may be float32; if q, k and v are FP8, or with compute="fp8", it may
+    be any of these; with like, out_dtype says which. Packed: see flash3.attention.
     """
     check_given(like, out=out)
     if like is None:
@@ -265,12 +265,12 @@ def forward_schedule_size(q, k, v, out, lse=None, **options):
 
 
 def forward_schedule(q, k, v, out, lse=None, *, data=None, key=0, **options):
-    """A Schedule for this forward() and those that differ from it in nothing but addresses and strides, made in given memory.
+    """A Schedule, made in given memory, for this forward() and those that differ from it only in addresses and strides.
 
     Args:
-        data: GPU: a dense tensor, or (address, bytes), of at least forward_schedule_size() bytes. The schedule is there when
-            the stream comes to it, from what the tensors that tell lengths hold by then.
-        key: 0, or that of the schedule that is there, which is made again: a call that needs another one raises ValueError.
+        data: GPU: a dense tensor, or (address, bytes), of at least forward_schedule_size() bytes. The stream makes the schedule
+            there, from the lengths that the tensors hold at that moment.
+        key: 0, or the key of a schedule in this memory, which is made again: a call that needs another one raises ValueError.
     """
     made = _as_c(data, key)
     _c.check(_c.lib.flash3_forward_schedule(_forward(q, k, v, out, lse, options).params, made))
@@ -278,11 +278,11 @@ def forward_schedule(q, k, v, out, lse=None, *, data=None, key=0, **options):
 
 
 def backward(dout, q, k, v, out, lse, dq=None, dk=None, dv=None, *, dlse=None, dsink=None, like=None, **options):
-    """Writes dq, dk, dv, and dsink if given: the gradients for dout, that of out, and dlse, that of lse (None: 0). With like,
+    """Writes dq, dk, dv, and dsink if given: the gradients for dout, the gradient of out, and dlse, that of lse (None: 0). With like,
     returns (dq, dk, dv, dsink); without a sink the last is None.
 
-    q, k, v, out, lse and the options are those of the forward call. dq, dk and dv are of q's dtype, or, of 16-bit tensors, all
-    three float32. One more option: deterministic=False; True: the same bits each time.
+    q, k, v, out, lse and the options are those of the forward call. dq, dk and dv have q's dtype, or, with 16-bit tensors, are all
+    three float32. One more option: deterministic=True gives the same bits each time.
     """
     check_given(like, dq=dq, dk=dk, dv=dv)
     if like is None:

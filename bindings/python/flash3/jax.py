@@ -100,22 +100,23 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
 
     mask is bool and broadcasts to [batch, heads_q, seq_q, seq_k], with dimensions added in front: True where a query sees a key.
     q_segment_ids and kv_segment_ids, [batch or 1, seq_q] and [batch or 1, seq_k] int32 or without batch, let a query see the keys of
-    its own segment. With kv_segment_ids None, or the same array, a segment is a run of equal ids: an id that comes again further on is
-    another segment. Of two arrays, a query sees the keys that have its id; these must lie together, or it sees none. Either combines with
-    is_causal, local_window_size and lengths; neither does with the other or with compute, nor on a GPU with FP8. Each call makes its
+    its own segment. With kv_segment_ids None, or the same array, a segment is a run of equal ids: the same id further on is
+    another segment. With two arrays, a query sees the keys that have its id; these must be contiguous, or it sees none. Both combine
+    with is_causal, local_window_size and lengths, but not with each other, with compute or, on a GPU, with FP8. Each call makes its
     mask on the device, in memory that it gives back: 16 bytes for each block of 128 x 128 pairs, and with `mask` 2 KiB more, for each
-    sequence and head that have a mask of their own; with lengths each sequence has.
+    sequence and head with a mask of its own; with lengths, for each sequence.
 
     flash3's own: softcap, sink ([heads_q] float32, one more logit for each head) and deterministic gradients. For FP8, as in
     flash3.attention: q_scale, k_scale and v_scale of float8_e4m3fn tensors, whose result is bfloat16 and has no gradients;
-    compute="fp8" and rotation_seed of other tensors, whose gradients are computed in their own dtype.
+    compute="fp8" and rotation_seed for other tensors, whose gradients are computed in their own dtype.
 
-    dropout_p, seed and offset as in flash3.attention; the three are no arrays, so that jit compiles a call for each seed, and
-    under vmap the mapped axis joins the batch.
+    dropout_p, seed and offset are those of flash3.attention. They are not arrays, so that jit compiles a call for each seed; under vmap
+    the mapped axis joins the batch.
 
-    bias is float16, bfloat16 or float32 and broadcasts to [batch, heads_q, seq_q, seq_k], with dimensions added in front: what is added to
-    the scaled and capped scores; -inf hides a pair. Its gradient is a sum over the dimensions of size 1, and is made where it is asked for.
-    Shapes and dtypes are checked when the call is traced; what only the machine or the lengths can tell comes as XLA's error from the run.
+    bias is float16, bfloat16 or float32 and broadcasts to [batch, heads_q, seq_q, seq_k], with dimensions added in front. It is added to
+    the scaled and capped scores; -inf hides a pair. Its gradient is a sum over the dimensions of size 1.
+
+    Shapes and dtypes are checked when the call is traced. Errors that depend on the machine or the lengths are XLA's, at run time.
     """
     _refuse(implementation)
     q, k, v = (_batched(name, x) for name, x in (("query", query), ("key", key), ("value", value)))

@@ -65,7 +65,7 @@ struct TileSchedule {
   int slot_rows;               // of a short sequence, a power of two; 0: they share no tiles
   TileCounterMemory* counter;  // null: block b has tiles b, b + grid, …
   unsigned long long ticket;   // of this launch
-  bool may_hide_keys;          // in front of the first query's window or chunk
+  bool may_hide_keys;          // before the first query's window or chunk
 };
 
 // Short sequences whose rows are one work tile's.
@@ -81,7 +81,7 @@ struct WorkTile {
 
   FLASH3_HOST_DEVICE constexpr bool has_keys() const { return key_tile_begin < key_tile_end; }
 
-  // How many of the first key tile's keys no query of the sequence sees: they lie in front of the
+  // How many of the first key tile's keys no query of the sequence sees: they lie before the
   // first query's window or chunk. At most 0 if none.
   FLASH3_HOST_DEVICE constexpr int hidden_keys(int tile_n) const {
     return mask.firsts({0, sequence.q_length}).least - key_tile_begin * tile_n;

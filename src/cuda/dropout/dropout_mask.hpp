@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "core/dropout_mask.hpp"
+#include "core/problem.hpp"
 
 namespace flash3::cuda {
 

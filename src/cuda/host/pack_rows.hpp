@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel behind host/packed_copy.hpp. Without what a Status takes: nvcc would read that three
+// The kernel of host/packed_copy.hpp. Without what a Status takes: nvcc would read that three
 // times.
 #pragma once
 

@@ -184,11 +184,12 @@ TEST(Fp8Cache, AnEmbeddingNeeds16Bits) {
   };
   EXPECT_EQ(error_of(call_of_bf16(), rotates), "");
   EXPECT_EQ(error_of(call(FLASH3_FLOAT8_E4M3, FLASH3_BFLOAT16), rotates),
-            "rotary_cos is given but q.dtype = float8_e4m3; what gets the embedding must be of "
+            "rotary_cos is given but q.dtype = float8_e4m3; a tensor with an embedding must have "
             "more than 8 bits");
-  EXPECT_EQ(error_of(call(FLASH3_BFLOAT16, FLASH3_FLOAT8_E4M3), rotates),
-            "rotary_cos is given but k_new.dtype = float8_e4m3; what gets the embedding must be of "
-            "more than 8 bits");
+  EXPECT_EQ(
+      error_of(call(FLASH3_BFLOAT16, FLASH3_FLOAT8_E4M3), rotates),
+      "rotary_cos is given but k_new.dtype = float8_e4m3; a tensor with an embedding must have "
+      "more than 8 bits");
 }
 
 TEST(Fp8Cache, ARotationNeeds16Bits) {
@@ -196,10 +197,10 @@ TEST(Fp8Cache, ARotationNeeds16Bits) {
   EXPECT_EQ(error_of(call_of_bf16(), rotates), "");
   EXPECT_EQ(error_of(call_of_bf16(), [](F& p) { p.rotate = 1, p.k_new = p.v_new = {}; }), "");
   EXPECT_EQ(error_of(call(FLASH3_FLOAT8_E4M3, FLASH3_BFLOAT16), rotates),
-            "rotate = 1 but q.dtype = float8_e4m3; what is rotated must be of more than 8 bits");
+            "rotate = 1 but q.dtype = float8_e4m3; a rotated tensor must have more than 8 bits");
   EXPECT_EQ(
       error_of(call(FLASH3_BFLOAT16, FLASH3_FLOAT8_E4M3), rotates),
-      "rotate = 1 but k_new.dtype = float8_e4m3; what is rotated must be of more than 8 bits");
+      "rotate = 1 but k_new.dtype = float8_e4m3; a rotated tensor must have more than 8 bits");
 }
 
 // By blocks: as many as k has pages or elements; by heads: as there are sequences.

@@ -167,7 +167,7 @@ std::vector<Rule<F>> cache_rules() {
        "has, and may be float8_e4m3",
        FLASH3_UNSUPPORTED},
       {"Fp8UnderFloat32", [](F& p) { p.k.dtype = p.v.dtype = FLASH3_FLOAT8_E4M3; },
-       "q.dtype = float32 but k.dtype = float8_e4m3; FP8 keys and values go with a q of float16, "
+       "q.dtype = float32 but k.dtype = float8_e4m3; FP8 keys and values need a q of float16, "
        "bfloat16 or float8_e4m3"},
   };
 }

@@ -116,7 +116,7 @@ TEST(Dropout, IsRefusedWithWhatItDoesNotGoWith) {
   flash3_forward_params p = call.args.params();
   p.dropout_p = 0.25f;
   const auto error = [&] { return error_of<flash3_forward_params, ForwardProblem>(p); };
-  const std::string rule = "; weights are dropped in calls with neither FP8, qv nor tree_mask";
+  const std::string rule = "; dropout excludes FP8, qv and tree_mask";
   EXPECT_EQ(error(), "");
   p.compute = FLASH3_COMPUTE_FP8;
   EXPECT_EQ(error(), "dropout_p = 0.25 and compute = 1 (fp8)" + rule);

@@ -91,19 +91,19 @@ TEST(Fp8Forward, IsRefused) {
        {"KNotFp8", [](F& p) { p.q.dtype = p.k.dtype = FLASH3_BFLOAT16; },
         "v.dtype = float8_e4m3 but q.dtype = bfloat16; q, k, v and out must have the same dtype"},
        {"QFloat32", [](F& p) { p.q.dtype = p.out.dtype = FLASH3_FLOAT32; },
-        "q.dtype = float32 but k.dtype = float8_e4m3; FP8 keys and values go with a q of float16, "
+        "q.dtype = float32 but k.dtype = float8_e4m3; FP8 keys and values need a q of float16, "
         "bfloat16 or float8_e4m3"},
        {"OutFp8", [](F& p) { p.out.dtype = FLASH3_FLOAT8_E4M3; },
         "out.dtype = 5 but it must be 1 (float16), 2 (bfloat16) or 3 (float32)"},
        {"Compute", [](F& p) { p.compute = 2; },
         "compute = 2 but it must be 0 (the dtype of q) or 1 (fp8)"},
        {"ComputeOfFp8", [](F& p) { p.compute = FLASH3_COMPUTE_FP8; },
-        "compute = 1 (fp8) but q.dtype = float8_e4m3; it is for q, k and v that are to be brought "
-        "to FP8 first"},
+        "compute = 1 (fp8) but q.dtype = float8_e4m3; it is for q, k and v that the call converts "
+        "to FP8"},
        {"ComputeOfFp8Keys",
         [](F& p) { p.q.dtype = FLASH3_BFLOAT16, p.compute = FLASH3_COMPUTE_FP8; },
-        "compute = 1 (fp8) but k.dtype = float8_e4m3; it is for q, k and v that are to be brought "
-        "to FP8 first"},
+        "compute = 1 (fp8) but k.dtype = float8_e4m3; it is for q, k and v that the call converts "
+        "to FP8"},
        {"Sums", [](F& p) { p.fp8_sums = 3; },
         "fp8_sums = 3 but it must be 0 (auto), 1 (one level) or 2 (two levels)"},
        {"SumsBelow", [](F& p) { p.fp8_sums = -1; },
@@ -121,9 +121,9 @@ TEST(Fp8Forward, IsRefused) {
           p.q_scale = p.k_scale = p.v_scale = {};
           p.compute = FLASH3_COMPUTE_FP8, p.rotate = 1;
         },
-        "rotate = 1 and compute = 1 (fp8); what the call brings to FP8 is rotated anyway"},
+        "rotate = 1 and compute = 1 (fp8); the call rotates what it converts to FP8 anyway"},
        {"RotateOfFp8", [](F& p) { p.rotate = 1; },
-        "rotate = 1 but q.dtype = float8_e4m3; what is rotated must be of more than 8 bits",
+        "rotate = 1 but q.dtype = float8_e4m3; a rotated tensor must have more than 8 bits",
         FLASH3_UNSUPPORTED},
        {"QScaleOf16Bit", [](F& p) { p.q.dtype = FLASH3_BFLOAT16; },
         "q_scale is given but q.dtype = bfloat16; only FP8 tensors have scales, and one that is "
@@ -280,9 +280,9 @@ TEST(Quantize, IsRefused) {
         },
         "q, k and v are all zero; at least one of them must be given"},
        {"OutOfNothing", [](Q& p) { p.v = {}; },
-        "v_out is given but v is all zero; what is not to become FP8 has no results"},
+        "v_out is given but v is all zero; a tensor that is left out has no results"},
        {"ScaleOfNothing", [](Q& p) { p.v = p.v_out = {}; },
-        "v_scale is given but v is all zero; what is not to become FP8 has no results"},
+        "v_scale is given but v is all zero; a tensor that is left out has no results"},
        {"InIsFp8", [](Q& p) { p.k.dtype = FLASH3_FLOAT8_E4M3; },
         "k.dtype = 5 but it must be 1 (float16), 2 (bfloat16) or 3 (float32)"},
        {"OutIsNot", [](Q& p) { p.k_out.dtype = FLASH3_BFLOAT16; },

@@ -8,7 +8,7 @@ It holds::
     shard, unshard       the same helpers for whole sequences of equal length, without a plan
     context_parallel     a context in which a model's own attention is distributed
     attention_with_kv_cache, local_seqlens, cache_rows
-                         decoding over a cache that is dealt to ranks token by token
+                         decoding over a cache whose tokens are distributed to ranks in turn
 
 docs/distributed.md says what each method sends. The same code runs over NCCL on GPUs and over gloo on CPUs.
 """

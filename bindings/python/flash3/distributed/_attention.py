@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention() over tokens that are dealt to ranks, and explain()."""
+"""attention() over tokens that are distributed to ranks, and explain()."""
 import inspect
 
 import torch
@@ -139,7 +139,7 @@ _OPTIONS, _LACKING = frozenset(inspect.signature(attention).parameters), options
 
 def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, chunk=0, **options):
     """What attention() with these arguments does on this rank, as lines of "name: value": the method, what it sends, and what the
-    cost model says of each method, with its backward where auto goes by both. Sends nothing. Other options of attention() are taken
+    cost model says of each method, with its backward where auto considers both. Sends nothing. Other options of attention() are taken
     and have no effect here. What attention() does not take is refused as there."""
     for name in without_lacking("attention", _LACKING, options).keys() - _OPTIONS:
         refuse_unknown("explain", name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding over a KV cache whose tokens are dealt to ranks in turn: decode context parallelism."""
+"""Decoding over a KV cache whose tokens are distributed to ranks in turn: decode context parallelism."""
 import torch
 import torch.distributed as dist
 

@@ -139,7 +139,7 @@ class Gather(NamedTuple):
 
 
 class Layout:
-    """How the tokens of one batch are dealt to ranks. All follows from a spec and the number of ranks: all ranks have the same."""
+    """How the tokens of one batch are distributed to ranks. All ranks derive the same from a spec and the number of ranks."""
 
     def __init__(self, spec, ranks):
         """spec: as make_spec() has it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank's rows are of a KV cache whose tokens are dealt in turn: what is appended to them, and what of them a query sees."""
+"""A rank's rows of a KV cache whose tokens are distributed in turn: what is appended to them, and which of them a query sees."""
 from typing import NamedTuple, Optional
 
 import torch

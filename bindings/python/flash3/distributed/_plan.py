@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan(): how a batch's tokens are dealt to the ranks of a group, and the helpers that follow from it."""
+"""plan(): how a batch's tokens are distributed to the ranks of a group, and the helpers that follow from it."""
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh

@@ -47,14 +47,14 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         k, v: [batch, seq_new, heads_k, dim], or with cu_seqlens_k_new [total_new, heads_k, dim]: written after the existing keys.
         cache_seqlens: [batch] int32, or one number for all: the keys in the cache, before any are appended. None: all rows.
         page_table: [batch, max_pages] int32.
-        cu_seqlens_k_new: where each sequence begins in k; without k not looked at, as in SGLang.
+        cu_seqlens_k_new: where each sequence begins in k; without k ignored, as in SGLang.
         window_size: (left, right), both sides inclusive; -1: unbounded.
-        qv: as q, with head_dim_v: a second part of q, which meets v_cache, as MLA decodes.
+        qv: as q, with head_dim_v: a second part of q, which is multiplied with v_cache, as in MLA's decoding.
         sinks: [heads_q]: one more logit per head, without a value.
         return_softmax_lse: return (out, lse); lse is [heads_q, total_q], or [batch, heads_q, seq_q], float32.
         out: the result is written there, and returned.
         scheduler_metadata, num_splits, pack_gqa: not needed, as flash3 decides by itself.
-        q_descale, k_descale, v_descale: of FP8 tensors, [batch, heads_k] float32; not looked at otherwise.
+        q_descale, k_descale, v_descale: for FP8 tensors, [batch, heads_k] float32; otherwise ignored.
 
     The other arguments are those of flash3.attention_with_kv_cache: cache_leftpad is its leftpad_k, rotary_seqlens its
     rotary_offsets, attention_chunk its chunk.

@@ -5,8 +5,8 @@
     flash3.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="f3")
 
-On the CPU as on a Hopper GPU; padded batches, packed ones, caches, continuous batching, sliding windows, soft caps, sinks, biases of
-positions, and every other mask. What flash3 cannot compute as transformers' eager attention does raises NotImplementedError.
+It runs on the CPU and on a Hopper GPU, with padded and packed batches, caches, continuous batching, sliding windows, soft caps, sinks,
+position biases, and every other mask. What flash3 cannot compute as transformers' eager attention does raises NotImplementedError.
 docs/python.md has the rules.
 """
 import torch
@@ -63,7 +63,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         bias = bias_of("position_bias", position_bias, query, key) + (0 if bias is None else bias)
     packed = cu_seq_lens_q is not None or mask.cu_seqlens is not None
     if packed and bias is not None:
-        raise NotImplementedError(f"a bias is given and sequences are packed, of which it says nothing; {INSTEAD}")
+        raise NotImplementedError(f"a bias is given and sequences are packed, for which flash3 takes no bias from transformers; {INSTEAD}")
     if packed and _overrides.users and _overrides.override("attention") is not None:
         # Positions of tokens that are dealt to ranks are not one run each: context_parallel knows the documents itself.
         return attention(q, k, v, **options), None
@@ -164,7 +164,7 @@ def _mask_of_the_module(module, q, k, is_causal, sliding_window):
     seq_q, seq_k = q.shape[1], k.shape[1]
     if not is_causal or seq_q == 1:
         if sliding_window is not None and seq_k > sliding_window:
-            raise NotImplementedError(f"sliding_window = {sliding_window} and no mask, which is not to say what a query sees of "
+            raise NotImplementedError(f"sliding_window = {sliding_window} and no mask, so that it is not known what a query sees of "
                                       f"{seq_k} keys; {INSTEAD}")
         return Mask()
     if seq_q != seq_k:

@@ -50,14 +50,14 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
         block_table: [batch, max_pages] int32: the pages of each sequence.
         return_softmax_lse: return (out, lse); lse is [heads_q, total_q] float32.
         out: [total_q, heads_q, head_dim_v] of q's dtype, or of a wider one where q is FP8, any strides: the result is written there, and returned.
-        q_v: [total_q, heads_q, head_dim_v]: a second part of q, which meets v, as MLA decodes: k is the part of its cache with the
-            position embedding, v the latent one.
+        q_v: [total_q, heads_q, head_dim_v]: a second part of q, which is multiplied with v, as in MLA's decoding: k is the part of its
+            cache with the position embedding, v the latent part.
         s_aux: [heads_q]: one more logit per head, without a value.
         fa_version: 2 or 3, which compute the same.
         cp_world_size, cp_rank, cp_tot_seqused_k: the keys are those of one rank of several: key j is the sequence's key
             j * cp_world_size + cp_rank, of cp_tot_seqused_k [batch] int32. causal goes by these places.
         deterministic, num_splits, scheduler_metadata: not needed, as flash3 decides by itself; a call repeated has the same bits.
-        q_descale, k_descale, v_descale: of FP8 tensors, [batch, heads_k] float32; not looked at otherwise, as in vLLM.
+        q_descale, k_descale, v_descale: for FP8 tensors, [batch, heads_k] float32; otherwise ignored, as in vLLM.
 
     Returns:
         out, or with return_softmax_lse (out, lse). A query that sees no key gets 0, and lse = -inf.

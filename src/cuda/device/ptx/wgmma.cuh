@@ -97,7 +97,7 @@ struct Wgmma {
 };
 
 // An inline-asm wgmma lists each of its N / 2 accumulator registers by number, and the other
-// operands are numbered behind them: A0 = N / 2, A1 = N / 2 + 1, … CMake writes these lists for
+// operands are numbered after them: A0 = N / 2, A1 = N / 2 + 1, … CMake writes these lists for
 // every N that the hardware has: REGISTERS is a string of the numbers, and the outputs follow it.
 // The compiler's pass over host code needs the declarations alone, and is faster with them.
 #ifdef __CUDA_ARCH__

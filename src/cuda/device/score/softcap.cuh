@@ -101,7 +101,7 @@ __device__ __forceinline__ void remap_scores(const ModOf<ScoreKind::kSoftcap>& m
   }
 }
 
-// The same for all rows, behind a test of the tile.
+// The same for all rows, after a test of the tile.
 template <int N>
 __device__ __forceinline__ void remap_tile(const ModOf<ScoreKind::kSoftcap>& mod, float (&r_s)[N]) {
   int highest[4];

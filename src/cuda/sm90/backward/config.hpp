@@ -69,7 +69,7 @@ struct BackwardConfig {
   // tile and is computed transposed.
   FLASH3_HOST_DEVICE constexpr bool dq_transposed() const { return tile_m % 64 != 0; }
   FLASH3_HOST_DEVICE constexpr int dq_queries() const { return dq_transposed() ? tile_m : 64; }
-  // Columns of dQ in the workspace: whole blocks. Columns behind head_dim hold nothing of use.
+  // Columns of dQ in the workspace: whole blocks. Columns after head_dim hold nothing of use.
   FLASH3_HOST_DEVICE constexpr int dq_columns() const { return (head_dim + 63) / 64 * 64; }
 
   // Staging buffer for float32 fragments, in float4 per thread of a warpgroup: dQ on its way to the

@@ -16,7 +16,7 @@
 //   wait dQ_i; stage it for the thread that adds it to the sums in global memory (produce.cuh)
 //   wait dK
 //
-// At d 64 dQ is last (Traits::kDqLast): dK is issued in front of the meeting, and dQ is handed over
+// At d 64 dQ is last (Traits::kDqLast): dK is issued before the meeting, and dQ is handed over
 // under Sᵀ and dPᵀ of the next tile.
 //
 // FlashAttention-2, alg. 2; FlashAttention-3, §3.1.
@@ -60,7 +60,7 @@ __device__ __forceinline__ void issue_dq(float (&r_dq)[Traits::kOwnQuads * 4], D
   if constexpr (kByQueries) {
     ds = ds + warpgroup * Traits::kTileM / 2 * DsTile::kRowBytes;
   } else {
-    // Columns behind head_dim are read from behind K: nothing uses what comes of them.
+    // Columns after head_dim are read from beyond K, and nothing uses the result.
     static_assert(Traits::kConfig.dq_columns() == kConsumerWarpgroups * 64);
     k = k + warpgroup * (64 / KTile::kChunk) * KTile::kChunkBytes;
   }
@@ -81,7 +81,7 @@ __device__ __forceinline__ void compute_ds(const Probabilities<Traits>& probabil
   // Registers do not hold all of the LSE: it is loaded pair by pair.
   probabilities.compute(view, r_s, r_p,
                         [&](int pair) { return load_query_pair(shared.lse[stage], pair, thread); });
-  // ptxas would move most exponentials behind the wait, where dP does not cover them.
+  // ptxas would move most exponentials after the wait, where dP does not cover them.
   if constexpr (Traits::kDqLast) order_before<N / 2>(r_s, &shared.never_written);
   // They hold half of delta, but not under a softcap: that half is loaded while dP runs.
   constexpr int kPairs = N / 4, kAhead = Traits::kFull ? 0 : kPairs / 2;

@@ -140,7 +140,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 
     wait(&shared.dout_barriers.full[stage], phase, "dout_full");
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
-    // Behind the last tile this computes scores of whatever the stage holds: a branch around the
+    // After the last tile this computes scores of whatever the stage holds: a branch around the
     // product would make ptxas give the asynchronous pipeline up (C7512).
     if (tile + 1 < tiles) wait_for_q(next);
     issue_s(next);
@@ -208,7 +208,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     arrive(&shared.ds_barriers.full[ds.stage]);
     const QueryState next = QueryState::at(tile + 1);
     if (tile + 1 < tiles) wait_for_dout(next);
-    issue_dp(next);  // behind the last tile as S in accumulate_dv
+    issue_dp(next);  // after the last tile as S in accumulate_dv
     wait(&shared.q_barriers.full[stage], phase, "q_full");
     issue_gradient<kElement, QTile>(r_dk, r_ds, q_columns + stage * QTile::kBytes);
     wgmma_wait<0>();

@@ -56,7 +56,7 @@ struct KeyTile {
     return query_tile + 1 == query_tile_end ? query_tile_begin : query_tile + 1;
   }
 
-  // How many keys of the tile no query of the sequence sees, because they lie in front of the first
+  // How many keys of the tile no query of the sequence sees, because they lie before the first
   // query's window or chunk. At most 0 if there are none.
   FLASH3_HOST_DEVICE constexpr int hidden_keys() const {
     return queries.transposed().firsts({0, sequence.q_length}).least - key;

@@ -82,7 +82,7 @@ __device__ __forceinline__ void stage_gradient(const Staged& staged,
 }
 
 // Stores the gradients of 64 keys from first_key on. Unused keys get zeros. kLast: the warpgroup
-// ends behind it, so that the thread waits where it stores; ptxas makes a loop of each store if it
+// ends after it, so that the thread waits where it stores; ptxas makes a loop of each store if it
 // waits elsewhere.
 template <class Staged, bool kLast = false>
 __device__ __forceinline__ void store_gradient(const GradientOut& out, const KeyTile& work,

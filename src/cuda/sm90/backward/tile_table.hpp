@@ -7,7 +7,7 @@
 namespace flash3::cuda::sm90 {
 
 // A call takes the first row that holds its head dims and whose from_queries it reaches. The
-// comment behind a row: TFLOP/s and the ratio to cuDNN in the same run, bf16, 16k tokens of one
+// comment after a row: TFLOP/s and the ratio to cuDNN in the same run, bf16, 16k tokens of one
 // sequence, hidden size 2048, H200. Rows without one were not measured beside a peer.
 // clang-format off
 inline constexpr BackwardConfig kBackwardConfigs[] = {

@@ -11,8 +11,8 @@
 
 namespace flash3::cuda::sm90 {
 
-// What a role of a block has behind it; where its rings stand follows. A block that is not
-// persistent has nothing behind it.
+// What a role of a block has done before; the places in its rings follow. A block that is not
+// persistent has done nothing before.
 struct Walked {
   int key_tiles = 0;
   int query_tiles = 0;

@@ -3,7 +3,7 @@
 //
 // The order is fixed (work.hpp): eight splits are merged into a fold, and an item's folds into the
 // item, both from the first to the last. A block merges what its splits hold whole and leaves the
-// rest as partials in the workspace (partials.cuh). Blocks behind those that compute merge these
+// rest as partials in the workspace (partials.cuh). Blocks after those that compute merge these
 // with the same arithmetic, to folds and then to the item.
 #pragma once
 

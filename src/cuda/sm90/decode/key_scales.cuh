@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scales of K and V in e4m3, key by key. A warp of the producers looks them up and leaves them
-// where V's tile lies, so that nobody waits for memory behind the scores. That of K multiplies a
+// where V's tile lies, so that nobody waits for memory after the scores. That of K multiplies a
 // score. That of V becomes part of the weight, so that weights follow the largest of both together
 // and never leave float16:
 //

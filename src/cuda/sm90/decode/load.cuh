@@ -23,7 +23,7 @@ __device__ __forceinline__ int batch_element(const DecodeParams& params, const K
   return clamped(place.element, 0, params.elements - 1);
 }
 
-// Keys behind the last one lie in no page: they get the place of the last one.
+// Keys after the last one lie in no page: they get the place of the last one.
 __device__ __forceinline__ KeyPlace place_of_key(const DecodeParams& params, const DecodeRun& run,
                                                  int key) {
   const int place = run.k_first + max(min(key, run.k_length - 1), 0);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The blocks of a launch behind those that compute: they merge what these share. A warp has a row
+// The blocks of a launch after those that compute: they merge what these share. A warp has a row
 // at a time, of a fold that a block ends and others begin, or of an item. So merging takes as many
 // multiprocessors as there are rows, and those that have nothing to compute wait for the partials.
 //
-// A warp waits only for blocks that compute and for rows in front of its own, of which a block has
+// A warp waits only for blocks that compute and for rows before its own, of which a block has
 // consecutive ones: for blocks with lower numbers, which were launched before, or for warps beside
 // it. So every block ends, however many run at a time.
 #pragma once
@@ -26,7 +26,7 @@ struct SharedRow {
   int block, row;
 };
 
-// The rows that all blocks leave to be merged, one behind the other. Whole warps call it.
+// The rows that all blocks leave to be merged, one after the other. Whole warps call it.
 class SharedRows {
  public:
   __device__ __forceinline__ explicit SharedRows(const int (&rows)[kMaxDecodeBlocks])

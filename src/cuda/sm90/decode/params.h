@@ -89,7 +89,7 @@ struct DecodeParams {
   void* partials;
   int slots;                  // partials of a block
   unsigned long long ticket;  // of this launch
-  int blocks;                 // that compute; those behind them merge
+  int blocks;                 // that compute; those after them merge
 
   // Where K and V are e4m3.
   Element q_type;

@@ -115,7 +115,7 @@ int mergers_of(const DecodePlan& plan, Index most_queries, int most_blocks) {
 }
 
 // How many blocks compute, one for each key tile at most, and how many merge: with few splits, even
-// shares of the cost are not one split each. Those that merge run behind the others, but where
+// shares of the cost are not one split each. Those that merge run after the others, but where
 // multiprocessors are left to other kernels.
 void plan_blocks(const ForwardProblem& problem, Index tiles, Index most_queries,
                  int multiprocessors, DecodePlan* plan) {

@@ -37,7 +37,7 @@ struct DecodePlan {
   int groups_per_kv = 0;
   int box_rows = 0;     // of K and V that TMA copies at once; 0: producers gather rows
   int grid = 0;         // blocks that compute
-  int mergers = 0;      // blocks behind them, which merge what they share
+  int mergers = 0;      // blocks after them, which merge what they share
   int cluster = 1;      // blocks that read the same keys, for different heads
   int slots = 0;        // partials of a block
   int most_splits = 0;  // of any sequence of the call

@@ -209,7 +209,7 @@ class DecodeSoftmax {
   __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& split) const {
     float largest[kColumns];
     find_max<View>(r_s, largest);
-    // Before it is written again all have passed the barrier behind P.
+    // Before it is written again all have passed the barrier after P.
     reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
     exchange(largest);
     float alpha[kColumns];

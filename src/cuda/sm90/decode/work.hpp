@@ -7,7 +7,7 @@
 // in one fixed order, eight to a fold and then the folds, each from left to right. So it does not
 // matter which block computes how many of them (fold.cuh).
 //
-// Items lie one behind the other on an axis of cost, in key tiles: all sequences of the first group
+// Items lie one after the other on an axis of cost, in key tiles: all sequences of the first group
 // of heads, then those of the next. So blocks that run at the same time read all heads of the same
 // keys. Block c of n has what lies from c/n to (c+1)/n of the axis, rounded to whole splits, or to
 // whole items or equal parts of them where those are near. It shares at most two of its items with

@@ -69,7 +69,7 @@ struct TileRing {
   }
 };
 
-// The key tile behind whose load the scheduler is asked for the next work tile.
+// The key tile after whose load the scheduler is asked for the next work tile.
 __device__ __forceinline__ int ask_at(const WorkTile& work) {
   constexpr int kKeyTilesLeft = 1;
   return min(work.key_tile_begin + kKeyTilesLeft, work.key_tile_end - 1);

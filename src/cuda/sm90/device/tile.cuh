@@ -172,9 +172,9 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, const BoxAt& at,
 }
 
 // ---- hidden keys ----
-// Keys that no query of the sequence sees, in front of a window or of a chunk, share a tile with
+// Keys that no query of the sequence sees, before a window or a chunk, share a tile with
 // keys that are seen. Their weight is 0, but 0 · NaN and 0 · ∞ are NaN: the producer clears their
-// rows before the consumers may read the tile, so that what they hold reaches nobody. Rows behind
+// rows before the consumers may read the tile, so that what they hold reaches nobody. Rows after
 // the end of a sequence come as zeros from TMA.
 
 // Zeroes the first rows of a tile that TMA has written, by one thread, and makes that visible to

@@ -29,7 +29,7 @@ int slot_rows_of(const ForwardProblem& problem) {
 }
 
 // Whether a table tells where a sequence's keys lie. Otherwise they lie in the sequence's own
-// element of K and V, or packed one behind the other.
+// element of K and V, or packed one after the other.
 bool has_table(const ForwardProblem& problem) {
   return problem.cache.paged || problem.cache.has_batch_idx;
 }
@@ -100,7 +100,7 @@ bool reads_cache(const ForwardProblem& problem) {
   return problem.has_cache() || (k.has_used && !k.packed && !q.has_used);
 }
 
-// Whether some sequence may have too few query tiles to fill a GPU, in front of many keys: those of
+// Whether some sequence may have too few query tiles to fill a GPU for many keys: those of
 // a cache. The choice looks at the most queries that one can have, and never at the batch.
 bool has_few_tiles(const ForwardProblem& problem) {
   constexpr int64_t kTileQueries = 128;

@@ -5,8 +5,8 @@
 // Operands of a consumer (consume.cuh): e4m3.
 //
 // O is in units of the present key tile's scale of V: the rescaling that the softmax needs anyway
-// changes them too. The wait for O stands before all exponentials: the product is short, the
-// registers of P are free behind it, and rounding fills the gaps between the exponentials.
+// changes them too. The wait for O comes before all exponentials: the product is short, the
+// registers of P are free after it, and rounding fills the gaps between the exponentials.
 #pragma once
 
 #include "cuda/device/ptx/arithmetic.cuh"
@@ -148,7 +148,7 @@ class OperandsFp8 {
     for (int i = 0; i < kQScales; ++i) q_scales[i] = q_scale(i) * fp8_params(params_).q_factor;
     tile.softmax.score.scale.begin_tile(q_scales, scales_->k);
     changes_v_scale_ = __any_sync(~0u, scales_->v != v_scale(previous));
-    // In front of the wait for the scores, where ptxas would not leave it.
+    // Before the wait for the scores, where ptxas would not leave it.
 #pragma unroll
     for (int i = 0; i < kQScales; ++i) order_before(tile.softmax.score.scale.factors[i]);
     __syncwarp();  // a warp's release of the stage is for what its threads have read too

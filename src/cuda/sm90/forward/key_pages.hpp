@@ -35,7 +35,7 @@ FLASH3_HOST_DEVICE constexpr int row_of_key(const KeyPages& pages, const RowMap&
   return place.element * rows.rows_per_batch + place.row;
 }
 
-// Rows of the box that begins at a key in front of the sequence's end: what comes behind it must
+// Rows of the box that begins at a key before the sequence's end: what comes after it must
 // read as zeros.
 FLASH3_HOST_DEVICE constexpr int rows_left(const KeyPages& pages, const ListedSequence& sequence,
                                            int key) {

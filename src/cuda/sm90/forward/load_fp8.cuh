@@ -89,7 +89,7 @@ __device__ __forceinline__ void transpose_part(uint32_t raw, uint32_t transposed
   }
 }
 
-// A part of V in its stage, which lies `from` bytes behind the first one, raw. base: of shared
+// A part of V in its stage, which lies `from` bytes after the first one, raw. base: of shared
 // memory. transpose_ahead.cuh has what warps do where a tile's part has the same stage each time.
 template <class Traits, bool kAhead = Traits::kTransposesAhead>
 struct PartOfV;
@@ -172,7 +172,7 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
     load_box<Tile>(shared.q[state.stage][w], &params.q,
                    box_at(params.q_rows, s.batch, s.q_first, s.q_length, row, work.head_group),
                    full);
-    // Rows behind the end have no scale; any does for them.
+    // Rows after the end have no scale; any does for them.
     copy_scale(shared.q_scales[state.stage][w], scales,
                min(row, s.q_length - 1) / int(kScaleBlock));
     arrive_behind_copies(full);
@@ -197,7 +197,7 @@ struct Fp8KeyTiles<Traits, false> {
 };
 
 // Everything, by one thread. The key tiles of each work tile from the last to the first, K before
-// V, and Q behind the first K: where Q has one slot, the next Q waits for the last products of the
+// V, and Q after the first K: where Q has one slot, the next Q waits for the last products of the
 // tile before. When few key tiles are left to load, the scheduler is asked for the next work tile.
 template <class Traits>
 __device__ __forceinline__ void load_fp8(const ForwardParams& params,

@@ -12,7 +12,7 @@
 
 namespace flash3::cuda::sm90 {
 
-// Starts to copy the scales of a warpgroup's rows of Q, whose first query is `query`. Rows behind
+// Starts to copy the scales of a warpgroup's rows of Q, whose first query is `query`. Rows after
 // the end of the sequence and idle ones take one that exists. Everything is computed anew for each
 // row: the loader's registers are few.
 __device__ __forceinline__ void copy_row_scales(float (&shared)[kWarpgroupRows],

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer of a paged kernel: the keys of a sequence lie in elements of K and V that a table
 // names. A key tile is several boxes of rows, each by one lane of the loader's warp, which looks up
-// where they lie. The maps of K and V are ragged (device/tile.cuh), so that rows behind the
+// where they lie. The maps of K and V are ragged (device/tile.cuh), so that rows after the
 // sequence's last key read as zeros here too, whatever their pages hold.
 #pragma once
 

@@ -16,7 +16,7 @@ namespace flash3::cuda::sm90 {
 enum class WideningWarp : int { kLoad = 0, kSchedule = 1, kWiden = 2 };
 
 // Everything, by one warp. The key tiles of each work tile from the last to the first, K before V,
-// and Q behind the first K.
+// and Q after the first K.
 template <class Traits>
 __device__ __forceinline__ void load_widened(const ForwardParams& params,
                                              typename Traits::Shared& shared) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_widened(const ForwardParams& params,
     if (leads && !work.has_keys()) arrive(&shared.tiles.wanted);
     int n = work.key_tile_end - 1;
     PagePlace place = boxes.find(work, n);
-    // The part of the key tile from first_row on; hidden: keys of it in front of the first that is
+    // The part of the key tile from first_row on; hidden: keys of it before the first that is
     // seen.
     const auto load = [&]<class Tile>(const TensorMap* map, const RowMap& rows, int first_row,
                                       int hidden, bool with_scales) {

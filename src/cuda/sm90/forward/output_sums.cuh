@@ -47,7 +47,7 @@ class OutputSums {
     f = {f.x * alpha[0], f.y * alpha[1]};
   }
 
-  // Whether O is flushed behind the product with key tile n + 1; tiles run from the last one down.
+  // Whether O is flushed after the product with key tile n + 1; tiles run from the last one down.
   // The next product, with key tile n, begins O anew.
   __device__ __forceinline__ bool is_due(int n) const {
     return ((n + 1) & (fp8_params(params_).flush_tiles - 1)) == 0;

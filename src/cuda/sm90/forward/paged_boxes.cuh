@@ -12,7 +12,7 @@ namespace flash3::cuda::sm90 {
 template <int kRows, bool kMayLackTable = false>
 struct PagedBoxes {
   const ForwardParams& params;
-  int at_row;  // of a tile; behind its last: the lane has no box
+  int at_row;  // of a tile; after its last: the lane has no box
 
   __device__ __forceinline__ explicit PagedBoxes(const ForwardParams& p)
       : params(p), at_row(int(threadIdx.x % 32) * kernel_params(p).pages.box_rows) {}

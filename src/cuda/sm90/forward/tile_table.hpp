@@ -10,7 +10,7 @@ namespace flash3::cuda::sm90 {
 
 // Head dims and mask choose a group of rows, the narrowest that is wide enough; within it
 // forward/estimate.cpp takes the row that is expected to be the fastest. key_tile_us and tile_us
-// are fitted to bf16, 16k tokens, hidden size 2048, band: causal, H200, 2026-11-21. Behind a row:
+// are fitted to bf16, 16k tokens, hidden size 2048, band: causal, H200, 2026-11-21. After a row:
 // TFLOP/s and the ratio to cuDNN in the same run, if there was one, and at which length; or what it
 // gains over another row, beside which it is fitted (H100, 2026-11-26).
 // clang-format off

@@ -8,7 +8,7 @@ namespace flash3::cuda::sm90 {
 
 // transpose_part() of a part whose place is a constant: the next patches are on their
 // way while one is permuted and stored, without a pause between dims. base: of shared memory, to
-// which raw is added behind the swizzle, so that one register serves all parts.
+// which raw is added after the swizzle, so that one register serves all parts.
 template <class Traits>
 __device__ __forceinline__ void transpose_part_ahead(uint32_t base, uint32_t raw,
                                                      uint32_t transposed, int first_key,

@@ -98,7 +98,7 @@ struct WarpOutput {
   __device__ __forceinline__ int token(int row) const {
     return queries.query + params.pack.query_of(row);
   }
-  // False: idle, or behind the end of the sequence.
+  // False: idle, or after the end of the sequence.
   __device__ __forceinline__ bool exists(int row) const {
     return token(row) < queries.sequence.q_length && row < params.pack.rows();
   }

@@ -21,7 +21,7 @@ inline bool may_hide(const Problem& p) {
   return p.is_ragged() ? !p.mask_rule.is_none() : !p.mask().is_full(p.seq_q, p.seq_k);
 }
 
-// Whether there may be keys that no query of their sequence sees, in front of the first query's
+// Whether there may be keys that no query of their sequence sees, before the first query's
 // window or chunk.
 inline bool may_hide_keys(const Problem& p) {
   const Index longest = std::max(p.seq_q, p.seq_k);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Partials of items that blocks share. A block has at most two: of the item that the block before
 // it has begun, and of the one that it begins itself and the next block goes on with. The merging
-// kernel (merge.cu) runs behind all blocks.
+// kernel (merge.cu) runs after all blocks.
 #pragma once
 
 #include "cuda/sm90/decode/fold.cuh"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the roles of the latent kernel share: sizes, shared memory and barriers.
 //
-// A key is its rope part (64) behind its latent part (512), and its value is the latent part
+// A key is its latent part (512), then its rope part (64), and its value is the latent part
 // (DeepSeek-V2, §2.1). So a tile of V serves both products:
 //
 //   S [rows, keys] = Q_rope·K_ropeᵀ + Q_latent·Vᵀ        O [rows, 512] += P·V

@@ -26,9 +26,9 @@ def too_long(root, source_files):
 
 # A kernel by what it is put together from, and how many files and lines that may be.
 KERNELS = {
-    "the 16-bit forward kernel": (("cuda/sm90/forward/kernel_16bit.cuh",), 25, 3470),
-    "the FP8 forward kernel": (("cuda/sm90/forward/kernel_fp8.cuh",), 30, 4140),
-    "the backward kernel": (("cuda/sm90/backward/kernel.cuh", "cuda/sm90/backward/consume.cuh"), 26, 3290),
+    "the 16-bit forward kernel": (("cuda/sm90/forward/kernel_16bit.cuh",), 25, 3485),
+    "the FP8 forward kernel": (("cuda/sm90/forward/kernel_fp8.cuh",), 30, 4146),
+    "the backward kernel": (("cuda/sm90/backward/kernel.cuh", "cuda/sm90/backward/consume.cuh"), 26, 3313),
 }
 
 

@@ -54,6 +54,7 @@ struct Score {
   static_assert(KeepsOrder<Mod>);
   static constexpr bool kCapped = Mod::kRemaps;
   static constexpr bool kKeepsLargest = true;  // the largest score of a row, for max_logits
+  static constexpr bool kShifts = false;       // whether max_of() differs between a row's threads
 
   Mod mod;                  // to base 2
   float slack;              // by how much a score may exceed its row's maximum
@@ -75,8 +76,6 @@ struct Score {
   __device__ __forceinline__ float limit(float m) const { return m + slack; }
   __device__ __forceinline__ bool needs_exact(float m) const { return m < least_exact; }
   __device__ __forceinline__ float max_of(float largest, int) const { return largest; }
-  // Whether a tile's largest score must be exact, whatever the row's maximum.
-  __device__ __forceinline__ bool needs_exact_tile() const { return false; }
   __device__ __forceinline__ float shift_of(float m) const { return mod.value(m); }
   __device__ __forceinline__ float max_above(float m, float shift) const {
     return mod.above(m, shift);
@@ -238,7 +237,7 @@ struct OnlineSoftmax {
   template <int N>
   __device__ __forceinline__ void find_max_above_limit(const float (&r_s)[N],
                                                        float (&largest)[2]) const {
-    if (needs_exact || score.needs_exact_tile()) {
+    if (needs_exact) {
       find_max<QueriesByKeys<N>>(r_s, largest);
     } else {
       find_max_of_positive(r_s, largest);
@@ -256,14 +255,6 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) largest[h] = __int_as_float(max(bits[2 * h], bits[2 * h + 1]));
   }
 
-  // Of a quad's largest scores; each thread may have a shift of its own.
-  __device__ __forceinline__ float max_of_quad(float largest, int h) const {
-    if constexpr (requires { Score::kShifts; })
-      return quad_max(score.max_of(largest, h));
-    else
-      return score.max_of(quad_max(largest), h);
-  }
-
   template <int N>
   __device__ __forceinline__ void raise_max(const float (&r_s)[N], float (&alpha)[2]) {
     float largest[2];
@@ -272,7 +263,9 @@ struct OnlineSoftmax {
     bool exact = false, low = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float new_max = raised_max(row_max[h], limit(h), max_of_quad(largest[h], h));
+      const float m = Score::kShifts ? quad_max(score.max_of(largest[h], h))
+                                     : score.max_of(quad_max(largest[h]), h);
+      const float new_max = raised_max(row_max[h], limit(h), m);
       row_shift[h] = shift_under(score, new_max);
       alpha[h] = rescaling(score, row_max[h], new_max, row_shift[h]);
       row_max[h] = new_max;

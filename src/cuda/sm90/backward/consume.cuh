@@ -23,7 +23,6 @@
 #pragma once
 
 #include "cuda/device/ptx/memory.cuh"
-#include "cuda/sm90/backward/kernel_params.h"
 #include "cuda/sm90/backward/produce.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/store.cuh"
@@ -195,8 +194,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
     probabilities.begin(view, r_s, r_p);
     if constexpr (Traits::kBiasTiles)
-      PairTiles<Traits>{kernel_params(params), work, head}.add(view, shared.bias[stage], warpgroup,
-                                                               thread, r_s);
+      PairTiles<Traits>{params, work, head}.add(view, shared.bias[stage], warpgroup, thread, r_s);
     mask.apply(r_s, m * kTileM, thread);
     compute_ds<Traits>(probabilities, shared, stage, thread, view, r_s, r_dp, r_p, r_ds);
     if constexpr (Traits::kPersistent) arrive_if(step + 1 == end, &shared.v_empty);
@@ -214,13 +212,12 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     fence_shared_for_async_proxy();
     bool stores_ds = false;
     if constexpr (Traits::kBiasTiles) {
-      stores_ds = PairTiles<Traits>{kernel_params(params), work, head}.stores(warpgroup, thread);
+      stores_ds = PairTiles<Traits>{params, work, head}.stores(warpgroup, thread);
       if (stores_ds) tma_store_wait_read();  // of the dS before
     }
     mask.meet(walked, warpgroup);
     if constexpr (Traits::kBiasTiles)
-      if (stores_ds)
-        PairTiles<Traits>{kernel_params(params), work, head}.store(m * kTileM, shared.ds[ds_stage]);
+      if (stores_ds) PairTiles<Traits>{params, work, head}.store(m * kTileM, shared.ds[ds_stage]);
 
     float r_dq[Traits::kOwnQuads * 4];
     issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes,

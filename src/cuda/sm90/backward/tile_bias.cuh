@@ -101,17 +101,21 @@ struct Probabilities<Traits, BiasTerms::kTable> : PlainProbabilities<Traits> {
 template <class Traits>
 struct PairTiles {
   using View = KeysByQueries<Traits::kTileM / 2>;
-  const BackwardKernelParams& params;
+  const BackwardParams& all;
   const KeyTile& work;
   const int head;
+
+  __device__ __forceinline__ const BackwardKernelParams& params() const {
+    return kernel_params(all);
+  }
 
   // tile: beside the tile of Q. What it holds of queries after the last is another sequence's.
   __device__ __forceinline__ void add(const View& view, const uint8_t* tile, int warpgroup,
                                       int thread, typename View::Scores& r_s) const {
-    if (params.bias_tiles.box_rows == 0) return;
+    if (params().bias_tiles.box_rows == 0) return;
     add_transposed_bias_tile<typename Traits::DsTile>(
-        params.bias_tiles, tile, params.biased.unit,
-        params.biased.bias.type == FloatType::kBFloat16, warpgroup * kWarpgroupRows, thread, r_s);
+        params().bias_tiles, tile, params().biased.unit,
+        params().biased.bias.type == FloatType::kBFloat16, warpgroup * kWarpgroupRows, thread, r_s);
     const int queries = work.sequence.q_length - view.row(0);
     if (View::row_offset(View::kRows - 1) < queries) return;
 #pragma unroll
@@ -124,14 +128,14 @@ struct PairTiles {
   // The gradient's tile is dS: one thread of the block stores it, once both warpgroups have. They
   // write there again after they have met for the next one.
   __device__ __forceinline__ bool stores(int warpgroup, int thread) const {
-    return warpgroup == 0 && thread == 0 && params.gradient.box_rows != 0;
+    return warpgroup == 0 && thread == 0 && params().gradient.box_rows != 0;
   }
   __device__ __forceinline__ void store(int query, const uint8_t* ds) const {
-    BoxAt at = bias_box(params.gradient, work.sequence, head, query, work.key);
+    BoxAt at = bias_box(params().gradient, work.sequence, head, query, work.key);
 #pragma unroll
     for (int c = 0; c < Traits::DsTile::kChunks; ++c) {
       at.dim = work.key + c * Traits::DsTile::kChunk;
-      tma_store(&params.gradient.map, at, ds + c * Traits::DsTile::kChunkBytes);
+      tma_store(&params().gradient.map, at, ds + c * Traits::DsTile::kChunkBytes);
     }
     tma_store_commit();
   }

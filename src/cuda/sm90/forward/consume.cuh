@@ -56,17 +56,12 @@ struct KeyWalk<Traits, false> {
   }
 };
 
-// The scores of 16-bit kernels; tile_bias.cuh has those of slopes.
-template <class Traits>
-struct ScoreOf {
-  using Type = Score<Traits::kScore>;
-};
-
 // What depends on a score's place: nothing. tile_bias.cuh has that of kernels with any of it.
 template <class Traits, BiasTerms kTerms = Traits::kConfig.terms>
 struct TileBias;
 template <class Traits>
 struct TileBias<Traits, BiasTerms::kNone> {
+  using Score = cuda::Score<Traits::kScore>;  // of 16 bits
   template <class Consumer>
   __device__ __forceinline__ explicit TileBias(const Consumer&) {}
 };
@@ -89,8 +84,7 @@ struct Consumer {
   static constexpr bool kLists = Traits::kLists;
   static constexpr bool kBiased = Traits::kConfig.terms != BiasTerms::kNone;
   static constexpr bool kPassesTiles = Walk::kPassesTiles;
-  // Two warpgroups leave time beside the first scores of a work tile, and registers for a second
-  // mask, but for those of split kernels.
+  // Two warpgroups leave time beside first scores, and registers for a second mask; not if split.
   static constexpr bool kDescribeUnderScores = Traits::kWarpgroups == 2 && !Traits::kSplit;
   static constexpr bool kOneSidedMasks = Traits::kBand && kDescribeUnderScores;
   // Where the output is staged in Q's slot and Q has another one, the slot goes back to the loader

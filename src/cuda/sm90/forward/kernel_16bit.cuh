@@ -13,7 +13,7 @@ namespace flash3::cuda::sm90 {
 // Operands of a consumer (consume.cuh): float16 and bfloat16.
 template <class Traits>
 struct Operands16Bit {
-  using Score = typename ScoreOf<Traits>::Type;
+  using Score = typename TileBias<Traits>::Score;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kProbabilityRegisters = kTileN / 4;
   static constexpr Descriptor kVLayout = Traits::VTile::kMajorMN;

@@ -47,7 +47,7 @@ struct Fp8Score;
 
 template <bool kRowScales>
 struct Fp8Score<ScoreKind::kPlain, kRowScales> {
-  static constexpr bool kCapped = false, kKeepsLargest = false;
+  static constexpr bool kCapped = false, kKeepsLargest = false, kShifts = false;
 
   ScoreScale<kRowScales> scale;
 
@@ -67,7 +67,6 @@ struct Fp8Score<ScoreKind::kPlain, kRowScales> {
   }
   __device__ __forceinline__ float limit(float m) const { return m + kFp8Slack; }
   __device__ __forceinline__ bool needs_exact(float m) const { return limit(m) < 0.f; }
-  __device__ __forceinline__ bool needs_exact_tile() const { return false; }
   __device__ __forceinline__ float max_of(float largest, int h) const {
     return largest * scale.of_row(h);
   }

@@ -6,16 +6,20 @@
 #include "cuda/device/score/bias.cuh"
 #include "cuda/device/score/dropout.cuh"
 #include "cuda/sm90/device/bias_tiles.cuh"
-#include "cuda/sm90/forward/consume.cuh"
+#include "cuda/sm90/forward/kernel_16bit.cuh"
 #include "cuda/sm90/forward/kernel_params.h"
 #include "cuda/sm90/forward/load.cuh"
 
 namespace flash3::cuda::sm90 {
 
+// A warpgroup's tile.
+template <int kTileN>
+using BiasTile = SharedTile<kWarpgroupRows, kTileN>;
+
 // Shared memory of a kernel with a bias of each pair.
 template <ForwardConfig kRow>
 struct BiasRing {
-  uint8_t bias[kBiasStages][kRow.warpgroups][SharedTile<kWarpgroupRows, kRow.tile_n>::kBytes];
+  uint8_t bias[kBiasStages][kRow.warpgroups][BiasTile<kRow.tile_n>::kBytes];
 };
 template <class Common, ForwardConfig kRow>
   requires(kRow.bias_tiles())
@@ -41,6 +45,7 @@ struct NoTileBias {
 // way (WarpQueries).
 template <class Traits>
 struct BiasedRows : NoTileBias {
+  using Score = cuda::Score<Traits::kScore>;  // of 16 bits
   const ForwardParams& params;
   const typename Traits::Shared& shared;
   const int& warp;
@@ -91,7 +96,7 @@ struct PairTiles<Traits, true> : BiasedRows<Traits> {
   typename Traits::Shared& shared;
   const typename Traits::KvState& k_state;
   const int warpgroup, thread;
-  typename Traits::BiasState at;
+  PipelineState<kBiasStages> at;
 
   template <class C>
   __device__ __forceinline__ explicit PairTiles(const C& c)
@@ -117,7 +122,7 @@ struct PairTiles<Traits, true> : BiasedRows<Traits> {
     constexpr bool kFew = Traits::kConfig.terms == BiasTerms::kAny;
     auto& barriers = shared.bias_barriers[warpgroup];
     wait(&barriers.full[at.stage], at.phase, "bias_full");
-    add_bias_tile<typename Traits::BiasTile>(
+    add_bias_tile<BiasTile<Traits::kTileN>>(
         tiles(), shared.bias[at.stage][warpgroup], this->biased().unit,
         this->biased().bias.type == FloatType::kBFloat16,
         kFew ? hide_from_optimizer(thread) : thread, tile.scores);
@@ -161,7 +166,6 @@ struct ShiftedScore : cuda::Score<ScoreKind::kPlain> {
   static constexpr bool kShifts = true;
 
   float shift[2] = {0.f, 0.f};
-  bool may_lift = false;  // shifts may be above 0
 
   template <class Params>
   static __device__ __forceinline__ ShiftedScore of(const Params& params) {
@@ -172,16 +176,10 @@ struct ShiftedScore : cuda::Score<ScoreKind::kPlain> {
     return mod.above(s, row_shift - mod.value(shift[at.r]), at);
   }
   __device__ __forceinline__ float max_of(float largest, int r) const { return largest + shift[r]; }
-  __device__ __forceinline__ bool needs_exact_tile() const { return may_lift; }
 };
-template <class Traits>
-  requires(Traits::kConfig.terms == BiasTerms::kSlopes && !Traits::kConfig.fp8())
-struct ScoreOf<Traits> {
-  using Type = ShiftedScore;
-};
-
 template <class Traits>
 struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
+  using Score = ShiftedScore;
   using View = QueriesByKeys<Traits::kTileN / 2>;
   // Three warpgroups have no registers for what waits for scores.
   static constexpr bool kReads = Traits::kWarpgroups == 2;
@@ -202,7 +200,7 @@ struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
   __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) {
     if constexpr (!kReads) of_tile = find(tile);
     auto& score = tile.softmax.score;
-    score.may_lift = slope < 0.f;
+    if (slope < 0.f) tile.softmax.needs_exact = true;  // else no shift is above 0
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       score.shift[r] = of_tile.linear ? of_tile.template offset<View>(r) : 0.f;
@@ -260,11 +258,11 @@ struct TileBias<Traits, BiasTerms::kPairs> : PairTiles<Traits> {
 // Loads the tiles of a work tile, as K's are loaded.
 template <class Traits>
 struct BiasLoader<Traits, true> {
-  typename Traits::BiasState state = {};
+  PipelineState<kBiasStages> state = {};
 
   __device__ __forceinline__ void load(const ForwardParams& params, typename Traits::Shared& shared,
                                        const WorkTile& work) {
-    using Tile = typename Traits::BiasTile;
+    using Tile = BiasTile<Traits::kTileN>;
     const BiasTiles& tiles = kernel_params(params).bias_tiles;
     if (tiles.box_rows == 0) return;
     for (int n = work.key_tile_end - 1; n >= work.key_tile_begin; --n) {

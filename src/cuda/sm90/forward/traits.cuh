@@ -4,7 +4,6 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/sm90/device/bias_tiles.hpp"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/scheduler.cuh"
 #include "cuda/sm90/device/tile.cuh"
@@ -129,8 +128,6 @@ struct ForwardTraits : ForwardConstants<kRow, kElement> {
   using KTile = SharedTile<kTileN, kConfig.head_dim>;
   using VTile = SharedTile<kTileN, kConfig.head_dim_v>;
   using OutTile = SharedTile<kWarpgroupRows, kConfig.head_dim_v>;  // in the place of QTile
-  using BiasTile = SharedTile<kWarpgroupRows, kTileN>;
-  using BiasState = PipelineState<kBiasStages>;
 
   struct Common {
     uint8_t q[kQStages][kWarpgroups][QTile::kBytes];

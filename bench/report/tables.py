@@ -20,6 +20,7 @@ import statistics
 import sys
 
 from bench import RESULTS, ROOT
+from bench.report.bias_table import bias_summary, bias_table, load_biases
 from bench.report.context_table import context_points
 from bench.report.fp8_backward_table import STUDY, study_tables
 from bench.report.models_table import every_model, models_tables
@@ -46,6 +47,8 @@ def load():
         report = json.loads(path.read_text(encoding="utf-8"))
         if "study" in report:
             continue  # docs/fp8.md alone
+        if "bias_points" in report:
+            continue  # bias_table.py loads it
         if "points" in report:
             (backward if report.get("pass") == "backward" else gpu).append((path, report))
         elif "ragged_points" in report:
@@ -369,7 +372,8 @@ def summaries(gpu, backward, ragged, fp8, cpu, calls, trained, cache, context):
         device = next((device for device in devices if device in of_device), None)
         if device:
             found.append((f"{what.capitalize()}, {short_name(device)}", gpu_summary(*of_device[device][0])))
-    found += [("FP8 beside 16 bits", fp8_summary(fp8)), ("Ragged batches", ragged_summary(ragged)), ("KV cache", cache_summary(cache)),
+    found += [("FP8 beside 16 bits", fp8_summary(fp8)), ("Ragged batches", ragged_summary(ragged)),
+              ("ALiBi, biases and dropout", bias_summary()), ("KV cache", cache_summary(cache)),
               ("Several GPUs", context_summary(context)), ("CPU", "\n\n".join(cpu_summary(*item) for item in cpu) or NOT_MEASURED)]
     for title, reports, write in (("What a call costs the host", calls, call_table), ("Training a small GPT", trained, training_table)):
         found.append((title, "\n\n".join(write(*item) for item in reports) or NOT_MEASURED))
@@ -386,6 +390,8 @@ def every_table(gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, 
         yield item[0], needle_tables(item, "", full=True)
     for item in cache_needle:
         yield item[0], cache_needle_tables(item)
+    for path, report in load_biases():
+        yield path, bias_table(path, report, "")
     yield RESULTS / STUDY, study_tables(full=True)
     for path, report in models:
         yield path, every_model(report)

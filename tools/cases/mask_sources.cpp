@@ -206,6 +206,8 @@ void add_lengths(const Case& c, const CaseSequences& sequences, flash3_mask_para
   };
   p->cu_seqlens_q = index(sequences.q.cu), p->cu_seqlens_k = index(sequences.k.cu);
   p->seqused_q = index(sequences.q.used), p->seqused_k = index(sequences.k.used);
+  // Those of a cache without sequences are given too.
+  if (c.has_cache() && c.used_k && c.batch == 0) p->seqused_k = shape_of(FLASH3_INT32, {0});
 }
 
 // The tensors of the source, without memory.

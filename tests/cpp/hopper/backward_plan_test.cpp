@@ -298,6 +298,9 @@ TEST(BackwardPlan, StoresTheGradientOfABiasOfEachPairAsItStands) {
   EXPECT_FALSE(planned(biased_problem("bf16/b2/q300/k320/h4/d256/full", 4))) << "no room for tiles";
   EXPECT_FALSE(planned(biased_problem("fp16/b2/q300/k320/h4/d64/full", 4))) << "dS is of float16";
   BackwardProblem with_float32 = biased_problem(id, 4), capped = with_float32, dropped = capped;
+  BackwardProblem of_no_queries = biased_problem("bf16/b2/q0/k320/h4/d64/full", 4);
+  of_no_queries.bias.rows = of_no_queries.dbias.rows = 1;
+  EXPECT_FALSE(planned(of_no_queries)) << "no tile of dS has its row";
   with_float32.dbias.dtype = FLASH3_FLOAT32;
   EXPECT_FALSE(planned(with_float32));
   capped.softcap = 30.f;

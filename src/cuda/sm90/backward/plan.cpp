@@ -172,8 +172,9 @@ void plan_order(const BackwardProblem& problem, const Device& device, const Coun
 bool stores_dbias(const BackwardProblem& problem, const BackwardPlan& plan) {
   const BiasView& dbias = problem.dbias;
   return plan.kernel->config.bias_tiles() && dbias.given && problem.softcap == 0.f &&
-         plan.grid > 0 && !dbias.is_summed() && dbias.dtype == problem.dtype &&
-         !problem.is_ragged() && has_tiles(dbias) && dbias.keys % 8 == 0;
+         plan.grid > 0 && !dbias.is_summed() && dbias.rows == problem.seq_q &&
+         dbias.dtype == problem.dtype && !problem.is_ragged() && has_tiles(dbias) &&
+         dbias.keys % 8 == 0;
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ __device__ __forceinline__ const int* document_numbers(const MaskParams& p, int 
   return p.source.row<int>(batch, 0, 0) + first_key;
 }
 
-// A bit for each key of a block that begins a run, for pack_documents.cuh, in place of the ranges
-// that queries of the block get later: there are as many queries as keys.
+// A bit for each key of a block that begins a run, for pack_documents_kernel, in place of the
+// ranges that queries of the block get later: there are as many queries as keys.
 constexpr int kBeginWords = kMaskBlock / 32;
 __device__ __forceinline__ unsigned* begins_of_block(const MaskParams& p, long long block) {
   return reinterpret_cast<unsigned*>(p.memory.range(0, 0, 0, block * kMaskBlock));

@@ -11,11 +11,11 @@ from . import _attention, _mask_ranges
 from ._flex_scores import Refused
 from ._flex_terms import Sizes, options_of
 from ._flex_trace import scores_of, why_not_traced
-from ._mask import Mask
+from ._mask import check_mask
 from ._mask_kept import kept, parts_of
 from ._mask_make import is_capturing, kept_on
 from ._mask_mods import from_block_mask
-from ._mask_sources import Band
+from ._mask_sources import Band, MaskSource
 from ._sdpa import say_once
 from ._torch import autocast
 
@@ -102,11 +102,28 @@ def _mask_of(block_mask, query, key):
     if isinstance(block_mask, _torch_flex.BlockMask):
         mask, causal = made_of(block_mask, query, key)
         return mask, True, causal
-    if isinstance(block_mask, Mask):
-        top_left, right = block_mask.mask_alignment == 1, block_mask.window_right
+    if isinstance(block_mask, MaskSource):
+        _, right, _, top_left = block_mask.band
     else:
-        top_left, right = block_mask.band.top_left, block_mask.band.right
+        right, top_left = check_mask(block_mask).window_right, block_mask.mask_alignment == 1
     return block_mask, top_left, right == 0 and (top_left or query.shape[2] == key.shape[2])
+
+
+_MOST_KEPT = 1 << 26  # bytes of what a score_mod adds that are kept with it
+
+
+def _kept_options(score_mod, captured, key, make):
+    """make(), or what it gave for the same function and key while all that the function uses is unchanged. More than _MOST_KEPT bytes, other
+    than those of captured tensors, are made each time."""
+    made, shared = None, {x.untyped_storage().data_ptr() for x in captured}
+
+    def small():
+        nonlocal made
+        made = make()
+        own = [x.untyped_storage() for x in made.values()]
+        return made if sum(x.nbytes() for x in own if x.data_ptr() not in shared) <= _MOST_KEPT else None
+    (found,) = kept(score_mod, (score_mod,), key, lambda: (small(),))
+    return found if found is not None else make() if made is None else made
 
 
 def _options_of(score_mod, query, key, scale, top_left, causal):
@@ -123,7 +140,7 @@ def _options_of(score_mod, query, key, scale, top_left, causal):
         added = made()
     else:
         key = sizes, device, torch.is_inference_mode_enabled(), kept_on(device, "score_mod", score_mod)
-        added = kept(score_mod, (score_mod,), key, made)
+        added = _kept_options(score_mod, captured, key, made)
     scale = scores.scale * (scale if scale is not None else 1 / math.sqrt(dim) if dim else 1.0)
     return {**added, "softmax_scale": scale, "softcap": scores.softcap}
 
@@ -172,8 +189,13 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         query: [batch, heads, seq_q, dim], of a dtype that flash3.attention takes; so are the others.
         key: [batch, heads_k, seq_k, dim]; with a block_mask its batch may be 1, for all.
         value: [batch, heads_k, seq_k, dim_v].
-        score_mod: None, or a function that returns the score unchanged. A call with another function goes to torch's own
-            flex_attention, with one warning.
+        score_mod: None, or a function that multiplies the score by a positive number, caps it, c * tanh(score / c), adds to it what does
+            not depend on the score, and hides pairs, torch.where(condition, score, -inf); not all of it need be there. It is traced, with
+            its gradients; functions of the same code, constants, and dtypes, shapes and devices of tensors share a trace, one that uses an
+            object of your own is traced at each call. What it adds becomes alibi_slopes, bias_table, or bias of flash3.attention: slopes
+            times the distance, what depends on kv_idx - q_idx and the head alone, a captured tensor that is read in place, or what is
+            evaluated, once for each pair if it depends on both q_idx and kv_idx. A call with another function goes to torch's own
+            flex_attention, with one warning that says why, and so does one that torch.compile traces.
         block_mask: None; torch's BlockMask; or a mask of flash3.masks, made or not. The mask that flash3 makes from a BlockMask
             (flash3.masks.from_block_mask) is kept with it. It is made again if the BlockMask's tensors, its mask_mod or tensors that
             the mask_mod uses have changed, and at each call if the mask_mod uses objects whose changes are not visible, such as an

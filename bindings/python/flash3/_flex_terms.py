@@ -53,6 +53,9 @@ def _slope(node):
         elif x.packet is aten.neg or x.packet is aten._to_copy and x.kwargs.get("dtype") in _WIDE:
             number *= -1 if x.packet is aten.neg else 1
             waiting.append(x.args[0])
+        elif x.packet is aten.div and not x.kwargs and number_of(x.args[1]):
+            number /= number_of(x.args[1])
+            waiting.append(x.args[0])
         else:
             return None
     return None if found is None else (number * found[0], factors, found[1])

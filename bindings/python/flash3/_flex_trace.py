@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ._flex_nodes import INDICES
 from ._flex_scores import Refused, Scores, recognised
-from ._mask_kept import state_of
+from ._mask_kept import Unknown, state_of
 from ._mask_make import is_capturing
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -37,6 +37,10 @@ class _Pure(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in operator.tags:
             raise Refused("draws random numbers")
         return operator(*args, **(kwargs or {}))
+
+
+def _is_plain(x):
+    return type(x) in _PLAIN and x.layout is torch.strided and not x.is_nested
 
 
 def _has_own_gradients(output, captured, known):
@@ -71,7 +75,7 @@ def _trace(score_mod, device):
         raise Refused("returns something other than a tensor of no dimensions")
     module.graph.eliminate_dead_code()
     tensors = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
-    if any(type(x) not in _PLAIN or x.layout is not torch.strided for x in tensors.values()):
+    if not all(map(_is_plain, tensors.values())):
         raise Refused("uses a tensor that is not a plain one")
     if _has_own_gradients(results[0], tensors.values(), ModIndex):
         raise Refused("has gradients of its own, by an autograd.Function")
@@ -99,10 +103,12 @@ def _found(score_mod, device):
 def _about(tensors):
     """A function of a tensor that notes it, and says all that a graph depends on."""
     def of_tensor(x):
+        if not _is_plain(x):
+            raise Unknown
         place = next((n for n, other in enumerate(tensors) if other is x), len(tensors))
         if place == len(tensors):
             tensors.append(x)
-        return place, type(x), x.dtype, tuple(x.shape), x.stride() if x.layout is torch.strided else None, x.device, x.requires_grad
+        return place, type(x), x.dtype, tuple(x.shape), x.stride(), x.device, x.requires_grad
     return of_tensor
 
 
@@ -135,7 +141,7 @@ def scores_of(score_mod, device):
 
 def why_not_traced(*tensors):
     """Why a score_mod of a call with these tensors is not looked at; None: it is."""
-    if not all(type(x) in _PLAIN for x in tensors):
+    if not all(map(_is_plain, tensors)):
         return "score_mod is given, and not all are plain tensors"
     if torch._C._are_functorch_transforms_active() or torch.jit.is_tracing() or _get_current_dispatch_mode() is not None:
         return "score_mod is given, and something traces or transforms the call"

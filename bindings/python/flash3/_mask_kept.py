@@ -14,7 +14,7 @@ _MOST = 8  # masks of one owner, as for calls of other sizes; the one that was u
 _made = WeakIdKeyDictionary()  # owner: (what its masks depended on, {what tells them apart: mask})
 
 
-class _Unknown(Exception):
+class Unknown(Exception):
     """Something may change without being seen."""
 
 
@@ -46,12 +46,12 @@ def _names_in(code):
 def _function(fn, *rest):
     cells = tuple(cell.cell_contents for cell in fn.__closure__ or ())
     named = {name: fn.__globals__[name] for name in _names_in(fn.__code__) if name in fn.__globals__}
-    return fn.__code__, *(_state(x, *rest) for x in (cells, fn.__defaults__, fn.__kwdefaults__, named))
+    return fn.__code__, *(_state(x, *rest) for x in (cells, fn.__defaults__, fn.__kwdefaults__, vars(fn), named))
 
 
 def _same_values(x):
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_inference():
-        raise _Unknown
+        raise Unknown
     return _Same(x), x._version, x.data_ptr()  # x.data = y leaves the version as it is
 
 
@@ -75,7 +75,7 @@ def _state(x, seen, of_tensor):
         return type(x), *(_state(part, *rest) for part in x)
     if type(x) is dict:
         return tuple((key, _state(part, *rest)) for key, part in x.items())
-    raise _Unknown
+    raise Unknown
 
 
 def state_of(parts, of_tensor=_same_values):
@@ -85,7 +85,7 @@ def state_of(parts, of_tensor=_same_values):
     """
     try:
         return _state(parts, set(), of_tensor)
-    except (_Unknown, ValueError):  # a cell without a value is a ValueError
+    except (Unknown, ValueError):  # a cell without a value is a ValueError
         return None
 
 

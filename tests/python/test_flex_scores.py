@@ -63,6 +63,7 @@ MODS = {
     "slopes, both sides": (lambda s, b, h, i, j: s - SLOPES[h] * (j - i).abs(), ("alibi_slopes",)),
     "slopes of sequences": (lambda s, b, h, i, j: s - 2 * (SLOPES_OF_SEQUENCES[b, h] * torch.abs(i - j).float()), ("alibi_slopes",)),
     "relative": (lambda s, b, h, i, j: s + (i - j) * 0.01, ("bias_table",), ("alibi_slopes",)),
+    "truncated": (lambda s, b, h, i, j: s + ((j - i) / 3).to(torch.int64), ("bias_table",)),
     "table": (lambda s, b, h, i, j: s + TABLE[h, (j - i).clamp(-5, 5) + 5], ("bias_table",)),
     "t5": (t5, ("bias_table",)),
     "embedding": (embedded, ("bias_table",)),
@@ -71,6 +72,8 @@ MODS = {
     "transposed": (lambda s, b, h, i, j: s + FULL[b, h, j, i], ("bias",)),
     "of heads": (lambda s, b, h, i, j: s + OF_HEADS[h, i, j], ("bias",)),
     "one after the other": (lambda s, b, h, i, j: s + OF_HEADS[h][i][j] * 2, ("bias",)),
+    "two of heads": (lambda s, b, h, i, j: s + OF_HEADS[h, i, j] - OF_HEADS[h, j, i].float() * 3, ("bias",)),
+    "products": (lambda s, b, h, i, j: s + torch.mm(PAIRS[i].unsqueeze(0), PAIRS[j].unsqueeze(1)).squeeze() / 9, ("bias",)),
     "pairs": (lambda s, b, h, i, j: s + PAIRS[i, j] - PAIRS[0, j], ("bias",)),
     "of keys": (lambda s, b, h, i, j: s + OF_KEYS[b, j], ("bias",)),
     "of rows": (lambda s, b, h, i, j: s + PAIRS[i, 3] + OF_KEYS[b, 0] + SLOPES[h] + ONE, ("bias", "bias_table")),
@@ -202,6 +205,21 @@ def test_sizes_of_a_table_and_slopes(given):
     assert [tuple(options["alibi_slopes"].shape) for options in given[3:]] == [(HEADS,), (BATCH, HEADS), (HEADS,)]
 
 
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_table_of_the_distances_that_there_are(given, sizes):
+    q, k, v = tensors(*sizes)
+    table = captured(HEADS, sum(sizes) - 1)
+
+    def score_mod(score, b, h, i, j):
+        return score + table[h, j - i + (sizes[0] - 1)]
+
+    out = flex_attention(q, k, v, score_mod, enable_gqa=True)
+    wanted, _ = meant(q, k, v, score_mod, None)
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
+    for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, table)) for x in (out, wanted))):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("made", (False, True), ids=("source", "made"))
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("alignment", ("bottom_right", "top_left"))
@@ -229,15 +247,17 @@ def test_a_block_mask_that_shows_later_keys(given):
 
 def test_dtypes_and_autocast(given):
     q, k, v = (x.detach() for x in tensors(70, 70))
-    wanted, _ = meant(q, k, v, MODS["sum"][0], None)
-    out = flex_attention(*(x.bfloat16() for x in (q, k, v)), MODS["sum"][0], enable_gqa=True)
-    assert out.dtype == torch.bfloat16
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(flex_attention(q, k, v, MODS["sum"][0], enable_gqa=True), out)
-    torch.testing.assert_close(out.double(), wanted, rtol=0.05, atol=0.05)
-    with torch.inference_mode():
-        of_inference = flex_attention(q, k, v, MODS["sum"][0], enable_gqa=True)
-    torch.testing.assert_close(of_inference.double(), wanted, rtol=1e-5, atol=1e-5)
+    for name in ("sum", "products"):
+        score_mod = MODS[name][0]
+        with torch.autocast("cpu", torch.bfloat16):  # first, when it is traced
+            out = flex_attention(q, k, v, lambda *arguments: score_mod(*arguments), enable_gqa=True)
+        assert out.dtype == torch.bfloat16
+        assert torch.equal(flex_attention(*(x.bfloat16() for x in (q, k, v)), score_mod, enable_gqa=True), out)
+        wanted, _ = meant(q, k, v, score_mod, None)
+        torch.testing.assert_close(out.double(), wanted, rtol=0.05, atol=0.05)
+        with torch.inference_mode():
+            of_inference = flex_attention(q, k, v, score_mod, enable_gqa=True)
+        torch.testing.assert_close(of_inference.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_no_sequence_or_key():
@@ -400,9 +420,9 @@ def test_functions_that_do_the_same_are_traced_once(traced, given):
     flex_attention(q, k, v, with_slopes(slopes[None].expand(2, -1)[0]), enable_gqa=True)  # of the same strides
     flex_attention(q, k, v, with_slopes(torch.cat((slopes, slopes))), enable_gqa=True)
     assert len(traced) == 4
-    flex_attention(q, k, v, functools.partial(MODS["slopes"][0]), enable_gqa=True)
-    flex_attention(q, k, v, functools.partial(MODS["slopes"][0]), enable_gqa=True)
-    assert len(traced) == 5
+    for seed in range(2):
+        flex_attention(q, k, v, functools.partial(with_slopes(captured(HEADS, seed=seed))), enable_gqa=True)
+    assert len(traced) == 5  # which has a gradient
 
 
 def test_no_tensor_is_kept_with_a_trace(traced, given):

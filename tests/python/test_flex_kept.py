@@ -77,6 +77,21 @@ def test_what_is_added_is_kept_while_nothing_changes(traced, given):
     assert not given[4]["alibi_slopes"].requires_grad
 
 
+def test_while_a_graph_is_captured(traced, given, monkeypatch):
+    """No function is traced, which may wait for the device, and nothing is kept that belongs to the graph's memory."""
+    q, k, v = (x.detach() for x in tensors(70, 70))
+    slopes = captured(HEADS).detach()
+    flex_attention(q, k, v, with_slopes(slopes), enable_gqa=True)
+    for module in (_flex, _flex_trace):
+        monkeypatch.setattr(module, "is_capturing", lambda device: True)
+    score_mod = with_slopes(slopes)
+    for _ in range(2):
+        flex_attention(q, k, v, score_mod, enable_gqa=True)
+    assert given[1]["alibi_slopes"] is not given[2]["alibi_slopes"] and len(traced) == 1
+    with pytest.raises(UserWarning, match="score_mod was not seen before"):
+        flex_attention(q, k, v, with_slopes(slopes, 2.0), enable_gqa=True)
+
+
 def test_large_biases_are_not_kept(given, monkeypatch):
     q, k, v = (x.detach() for x in tensors(70, 70))
     bias = PAIRS.detach()

@@ -55,7 +55,11 @@ def _opposite(x):
 
 
 def _scaled_by(x, alpha):
-    return x if alpha == 1 else _product(x, alpha) if isinstance(x, _Form) else Node(aten.mul.Tensor, (x, alpha)) if isinstance(x, Node) else x * alpha
+    if alpha == 1:
+        return x
+    if isinstance(x, _Form):
+        return x.times(alpha)
+    return Node(aten.mul.Tensor, (x, alpha)) if isinstance(x, Node) else x * alpha
 
 
 def _add(x, y, alpha=1):

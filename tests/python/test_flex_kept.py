@@ -148,9 +148,14 @@ def test_what_a_function_asks_of_its_tensors_is_seen(traced, given):
     slopes = captured(HEADS).detach()
 
     def score_mod(score, b, h, i, j):
-        return score * (2 if slopes.requires_grad else 3) + slopes[h]
+        return score * (2 if slopes.requires_grad else 3) + slopes[h] * (1 + slopes.requires_grad)
 
     for needed in (False, True, False):
         slopes.requires_grad_(needed)
         flex_attention(*tensors(70, 70), score_mod, scale=1.0, enable_gqa=True)
     assert [options["softmax_scale"] for options in given] == [3.0, 2.0, 3.0] and len(traced) == 2
+    assert "mask" not in given[0] and given[0]["bias_table"] is given[2]["bias_table"]
+    with torch.no_grad():
+        slopes.requires_grad_()
+        flex_attention(*tensors(70, 70), score_mod, enable_gqa=True)
+    assert torch.equal(given[3]["bias_table"][:, 0], 2 * slopes)

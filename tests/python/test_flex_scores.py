@@ -220,6 +220,12 @@ def test_others_are_torchs(asked, reason):
         flex_attention(q, k, v, UNKNOWN[reason], kinds.band(causal=True), enable_gqa=True)
 
 
+def test_torch_gets_a_block_mask_that_flash3_does_not_take(asked):
+    block_mask = create_block_mask(MASKS["causal"], None, None, 70, 70, "cpu", BLOCK_SIZE=20)
+    with pytest.warns(UserWarning, match="is no number"):
+        assert flex_attention(*tensors(70, 70), lambda s, b, h, i, j: s * SLOPES[h], block_mask, enable_gqa=True) == "torch's"
+
+
 def test_calls_that_flash3_has_no_kernel_for_are_torchs(asked):
     score_mod = MODS["slopes"][0]
     for change, reason in ((lambda x: x.double(), "float64"), (lambda x: x.detach().repeat(1, 1, 1, 40), "head_dim"),

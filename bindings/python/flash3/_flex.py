@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention as _torch_flex
 from . import _attention, _mask_ranges
 from ._flex_scores import Refused
 from ._flex_terms import Sizes, options_of
-from ._flex_trace import scores_of, why_not_traced
+from ._flex_trace import scores_of
 from ._mask import check_mask
 from ._mask_kept import kept, parts_of
 from ._mask_make import is_capturing, kept_on
@@ -126,39 +126,37 @@ def _kept_options(score_mod, captured, key, make):
     return found if found is not None else make() if made is None else made
 
 
-def _options_of(score_mod, query, key, scale, top_left, causal):
-    """Options of flash3.attention for a score_mod."""
-    scores, captured = scores_of(score_mod, query.device)
-    (batch, heads, seq_q, dim), seq_k, device = query.shape, key.shape[2], query.device
-    sizes = Sizes(batch, heads, seq_q, seq_k, top_left, causal)
-
+def _options_of(score_mod, scores, captured, sizes, device):
+    """alibi_slopes, bias_table and bias of flash3.attention for what a score_mod adds."""
     def made():
         return options_of(scores.terms, captured, sizes, device)
     if not scores.terms:
-        added = {}
-    elif torch.is_grad_enabled() and any(x.requires_grad for x in captured) or is_capturing(device):
-        added = made()
-    else:
-        key = sizes, device, torch.is_inference_mode_enabled(), kept_on(device, "score_mod", score_mod)
-        added = _kept_options(score_mod, captured, key, made)
-    scale = scores.scale * (scale if scale is not None else 1 / math.sqrt(dim) if dim else 1.0)
-    return {**added, "softmax_scale": scale, "softcap": scores.softcap}
+        return {}
+    if torch.is_grad_enabled() and any(x.requires_grad for x in captured) or is_capturing(device):
+        return made()
+    key = scores.terms, sizes, device, torch.is_inference_mode_enabled(), kept_on(device, "score_mod", score_mod)
+    return _kept_options(score_mod, captured, key, made)
 
 
 def _by_flash3(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse):
     """(why torch must do this call, None), or (None, (out, lse)) with lse = None where it is not wanted."""
     _check_tensors(query, key, value, block_mask, enable_gqa)
-    changes = not is_identity(score_mod)
-    if changes and (reason := why_not_traced(query, key, value)) is not None:
-        return reason, None
-    mask, top_left, causal = _mask_of(block_mask, query, key)
-    options = {"softmax_scale": scale} if mask is None else {"softmax_scale": scale, "mask": mask}
-    if changes:
-        try:
-            options |= _options_of(score_mod, query, key, scale, top_left, causal)
-        except Refused as refused:
-            return str(refused), None
-    if mask is None and changes:
+    changes, options = not is_identity(score_mod), {"softmax_scale": scale}
+    try:
+        found = scores_of(score_mod, (query, key, value)) if changes else None  # first: torch takes BlockMasks that flash3 does not
+        mask, top_left, causal = _mask_of(block_mask, query, key)
+        if changes:
+            scores, captured = found
+            (batch, heads, seq_q, dim), seq_k = query.shape, key.shape[2]
+            sizes = Sizes(batch, heads, seq_q, seq_k, top_left, causal)
+            options = dict(_options_of(score_mod, scores, captured, sizes, query.device))
+            options["softmax_scale"] = scores.scale * (scale if scale is not None else 1 / math.sqrt(dim) if dim else 1.0)
+            options["softcap"] = scores.softcap
+    except Refused as refused:
+        return str(refused), None
+    if mask is not None:
+        options["mask"] = mask
+    elif changes:
         options["mask_alignment"] = "top_left"
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)

@@ -112,13 +112,21 @@ def _about(tensors):
     return of_tensor
 
 
-def scores_of(score_mod, device):
-    """(Scores, the tensors that they use) of a score_mod.
+def _check_plain(tensors):
+    if not all(map(_is_plain, tensors)):
+        raise Refused("score_mod is given, and not all are plain tensors")
+    if torch._C._are_functorch_transforms_active() or torch.jit.is_tracing() or _get_current_dispatch_mode() is not None:
+        raise Refused("score_mod is given, and something traces or transforms the call")
+
+
+def scores_of(score_mod, of_call):
+    """(Scores, the tensors that they use) of a score_mod; of_call: query and the other tensors of the call.
 
     Raises:
         Refused: flash3 does not compute it.
     """
-    tensors = []
+    _check_plain(of_call)
+    device, tensors = of_call[0].device, []
     structure = state_of(score_mod, _about(tensors))
     key = structure, device, torch.get_default_dtype(), torch.get_default_device()
     kept = None if structure is None else _kept.pop(key, None)  # another thread may do all of this too
@@ -137,12 +145,3 @@ def scores_of(score_mod, device):
     if isinstance(found, str):
         raise Refused(found)
     return found, captured
-
-
-def why_not_traced(*tensors):
-    """Why a score_mod of a call with these tensors is not looked at; None: it is."""
-    if not all(map(_is_plain, tensors)):
-        return "score_mod is given, and not all are plain tensors"
-    if torch._C._are_functorch_transforms_active() or torch.jit.is_tracing() or _get_current_dispatch_mode() is not None:
-        return "score_mod is given, and something traces or transforms the call"
-    return None

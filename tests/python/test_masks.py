@@ -252,7 +252,7 @@ def test_a_source_changes_its_device():
 
 def test_a_captured_source_lies_where_its_mask_does(monkeypatch):
     """A graph would copy it from memory of the host that may be gone."""
-    monkeypatch.setattr(_mask_make, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(_mask_make, "is_capturing", lambda device: True)
     source, _ = MASKS["documents"]()
     with pytest.raises(NotImplementedError, match="the source lies on cpu and a CUDA graph is being captured; bring it to meta before"):
         source.make(device="meta", max_blocks=0)
@@ -393,7 +393,7 @@ def test_a_capture_is_refused(monkeypatch):
     """What the GPU's test sees, without one."""
     q, k, v = inputs()
     source = masks.dense(torch.rand(150, 270) < 0.3)
-    monkeypatch.setattr(_mask_make, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(_mask_make, "is_capturing", lambda device: True)
     with pytest.raises(NotImplementedError, match="mask is a MaskSource and a CUDA graph is being captured"):
         flash3.attention(q, k, v, mask=source)
     with pytest.raises(NotImplementedError, match="max_blocks = None and a CUDA graph is being captured"):

@@ -14,7 +14,7 @@ _MOST = 8  # masks of one owner, as for calls of other sizes; the one that was u
 _made = WeakIdKeyDictionary()  # owner: (what its masks depended on, {what tells them apart: mask})
 
 
-class _Unknown(Exception):
+class Unknown(Exception):
     """Something may change without being seen."""
 
 
@@ -43,42 +43,49 @@ def _names_in(code):
             yield from _names_in(constant)
 
 
-def _function(fn, seen):
+def _function(fn, *rest):
     cells = tuple(cell.cell_contents for cell in fn.__closure__ or ())
     named = {name: fn.__globals__[name] for name in _names_in(fn.__code__) if name in fn.__globals__}
-    return fn.__code__, *(_state(x, seen) for x in (cells, fn.__defaults__, fn.__kwdefaults__, named))
+    return fn.__code__, *(_state(x, *rest) for x in (cells, fn.__defaults__, fn.__kwdefaults__, vars(fn), named))
 
 
-def _state(x, seen):
+def _same_values(x):
+    if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_inference():
+        raise Unknown
+    return _Same(x), x._version, x.data_ptr()  # x.data = y leaves the version as it is
+
+
+def _state(x, seen, of_tensor):
     """What to compare to see whether anything has changed that x reaches."""
     if isinstance(x, torch.Tensor):
-        if type(x) is not torch.Tensor or x.is_inference():
-            raise _Unknown
-        return _Same(x), x._version, x.data_ptr()  # x.data = y leaves the version as it is
+        return of_tensor(x)
     if isinstance(x, _CONSTANTS):
         return type(x), x
     if _is_fixed(x):
         return id(x)
     if id(x) in seen:
         return id(x)
-    seen = {*seen, id(x)}
+    rest = {*seen, id(x)}, of_tensor
     if isinstance(x, types.FunctionType):
         of_package = (x.__module__ or "").partition(".")[0] in _PACKAGES and x.__closure__ is None
-        return id(x) if of_package else _function(x, seen)
+        return id(x) if of_package else _function(x, *rest)
     if isinstance(x, functools.partial):
-        return tuple(_state(part, seen) for part in (x.func, x.args, x.keywords))
+        return tuple(_state(part, *rest) for part in (x.func, x.args, x.keywords))
     if type(x) in (tuple, list):
-        return type(x), *(_state(part, seen) for part in x)
+        return type(x), *(_state(part, *rest) for part in x)
     if type(x) is dict:
-        return tuple((key, _state(part, seen)) for key, part in x.items())
-    raise _Unknown
+        return tuple((key, _state(part, *rest)) for key, part in x.items())
+    raise Unknown
 
 
-def _state_of(parts):
-    """A state to compare; None: there is none, as they reach what may change unseen, such as an object of one's own."""
+def state_of(parts, of_tensor=_same_values):
+    """A state to compare; None: there is none, as they reach what may change unseen, such as an object of one's own.
+
+    of_tensor: what to compare of a tensor, by default that it is the same one and has not changed.
+    """
     try:
-        return _state(parts, set())
-    except (_Unknown, ValueError):  # a cell without a value is a ValueError
+        return _state(parts, set(), of_tensor)
+    except (Unknown, ValueError):  # a cell without a value is a ValueError
         return None
 
 
@@ -90,7 +97,7 @@ def parts_of(block_mask):
 
 def kept(owner, parts, key, make):
     """make(), or what it gave for the same owner and key, as long as nothing has changed in parts, a tuple of what it depends on."""
-    state = _state_of(parts)
+    state = state_of(parts)
     if state is None:
         return make()
     if (found := _made.get(owner)) is None or found[0] != state:

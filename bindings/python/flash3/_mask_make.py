@@ -29,7 +29,7 @@ def needs(mask):
     return _run(_used, mask.data, mask.fields)
 
 
-def _is_capturing(device):
+def is_capturing(device):
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -41,10 +41,10 @@ def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=Non
     seq_q, seq_k = lengths.longest(rows_q, rows_k)
     source = lengths.fitted(source, rows_q, rows_k)
     device = torch.device(device or source.device or torch.empty(0).device)
-    if max_blocks is None and _is_capturing(device):
+    if max_blocks is None and is_capturing(device):
         raise NotImplementedError("max_blocks = None and a CUDA graph is being captured; to count blocks waits for the device: make the mask "
                                   "before, or give max_blocks")
-    if source.device is not None and source.device.type != device.type and _is_capturing(device):
+    if source.device is not None and source.device.type != device.type and is_capturing(device):
         raise NotImplementedError(f"the source lies on {source.device} and a CUDA graph is being captured; bring it to {device} before, by "
                                   "source.to()")
     source = source.to(device)
@@ -72,7 +72,7 @@ def make(source, rows_q, rows_k, device, max_blocks=None, max_partial_blocks=Non
 def kept_on(device, name, mask):
     """What tells streams apart: a mask that a call keeps is read on the stream alone that made it, and there its memory is free for others
     once it is no longer kept. So no CUDA graph may hold it."""
-    if _is_capturing(device):
+    if is_capturing(device):
         raise NotImplementedError(f"{name} is a {type(mask).__name__} and a CUDA graph is being captured; give the call a flash3.Mask "
                                   "that you keep as long as the graph, made before (flash3.masks, make())")
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

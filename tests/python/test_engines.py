@@ -115,6 +115,24 @@ def test_vllm_decoder(device, dtype, name, options):
     a.check(result, causal=True, softmax_scale=0.3, window=window, softcap=options.get("softcap", 0.0), sink=sink)
 
 
+@pytest.mark.parametrize("of_batch", [False, True])
+@pytest.mark.parametrize("name", BATCHES)
+def test_vllm_alibi(device, dtype, name, of_batch):
+    a = Batch(device, dtype, *BATCHES[name], seed=6)
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)
+    if of_batch:
+        slopes = slopes * torch.arange(1, len(a.lens_q) + 1, device=device)[:, None]
+    out = vllm.flash_attn_varlen_func(q=a.q, k=a.k, v=a.v, cu_seqlens_q=a.cu_q, max_seqlen_q=a.max_q, seqused_k=a.seq_lens, max_seqlen_k=a.max_k,
+                                      causal=True, alibi_slopes=slopes, block_table=a.table, fa_version=2)
+    for b, n in enumerate(a.lens_q):
+        q, (k, v) = a.q[int(a.cu_q[b]):][:n], (x.repeat_interleave(2, 1).double() for x in a.keys(b))
+        distance = torch.arange(len(k), device=device) - torch.arange(n, device=device)[:, None] - (len(k) - n)
+        scores = torch.einsum("ihd,jhd->hij", q.double(), k) / q.shape[-1] ** 0.5
+        scores = scores - (slopes[b] if of_batch else slopes).double()[:, None, None] * distance.abs()
+        wanted = torch.einsum("hij,jhd->ihd", scores.masked_fill(distance > 0, -torch.inf).softmax(-1).nan_to_num(), v)
+        torch.testing.assert_close(out[int(a.cu_q[b]):][:n].double(), wanted, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=0)
+
+
 @pytest.mark.parametrize("layout", ["HND", "pages_first"])
 @pytest.mark.parametrize("page_size", [16, 48])
 def test_vllm_layouts_of_the_cache(device, dtype, layout, page_size):
@@ -252,7 +270,8 @@ def test_fp8_caches(device, engine, q_is_fp8):
 
 
 @pytest.mark.parametrize("change,error,message", (
-    (dict(alibi_slopes=torch.ones(4)), NotImplementedError, "alibi_slopes is given"),
+    (dict(alibi_slopes=torch.ones(4), cp_world_size=2, cp_tot_seqused_k=torch.ones(1, dtype=torch.int32)), NotImplementedError,
+     "alibi_slopes is given but cp_world_size = 2"),
     (dict(dropout_p=0.1), NotImplementedError, "dropout_p = 0.1 but"),
     (dict(return_attn_probs=True), NotImplementedError, "return_attn_probs = True but"),
     (dict(output_scale=torch.zeros(1)), NotImplementedError, "output_scale is given"),

@@ -52,6 +52,8 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
         out: [total_q, heads_q, head_dim_v] of q's dtype, or of a wider one where q is FP8, any strides: the result is written there, and returned.
         q_v: [total_q, heads_q, head_dim_v]: a second part of q, which is multiplied with v, as in MLA's decoding: k is the part of its
             cache with the position embedding, v the latent part.
+        alibi_slopes: [heads_q] or [batch, heads_q] float32, as in FlashAttention-2; lse is that of slope * |i - j| under causal too.
+            Not over several ranks.
         s_aux: [heads_q]: one more logit per head, without a value.
         fa_version: 2 or 3, which compute the same.
         cp_world_size, cp_rank, cp_tot_seqused_k: the keys are those of one rank of several: key j is the sequence's key
@@ -63,11 +65,11 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
         out, or with return_softmax_lse (out, lse). A query that sees no key gets 0, and lse = -inf.
 
     Raises:
-        NotImplementedError: dropout_p, alibi_slopes, return_attn_probs, output_scale, mask_mod, block_sparse_tensors,
-            aux_tensors, dynamic_causal, fa_version = 4, and 8-bit tensors that are not float8_e4m3fn.
+        NotImplementedError: dropout_p, alibi_slopes with cp_world_size above 1, return_attn_probs, output_scale, mask_mod,
+            block_sparse_tensors, aux_tensors, dynamic_causal, fa_version = 4, and 8-bit tensors that are not float8_e4m3fn.
         TypeError, ValueError: an argument breaks a rule; flash3.attention_with_kv_cache says which rules there are.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs, output_scale=output_scale,
+    refuse(dropout_p=dropout_p, return_attn_probs=return_attn_probs, output_scale=output_scale,
            mask_mod=mask_mod, block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors,
            aux_tensor_leading_dims=aux_tensor_leading_dims, dynamic_causal=dynamic_causal)
     if fa_version not in (2, 3):
@@ -78,7 +80,11 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
                          f"{'not ' if seqused_k is None else ''}given; one of them must be")
     options = dict(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, seqused_k=seqused_k, page_table=block_table, causal=causal,
                    qv=q_v, **scales)
+    if alibi_slopes is not None:
+        options["alibi_slopes"] = alibi_slopes
     if cp_world_size != 1:
+        if alibi_slopes is not None:
+            raise NotImplementedError(f"alibi_slopes is given but cp_world_size = {cp_world_size}; a rank's keys are not side by side")
         options.update(_of_one_rank(q, window_size, cp_world_size, cp_rank, cp_tot_seqused_k, options))
     return attend(q, k, v, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=max_seqlen_k, window=sides(window_size), softcap=softcap,
                   softmax_scale=softmax_scale, sink=s_aux, out=out, return_lse=return_softmax_lse, **options)

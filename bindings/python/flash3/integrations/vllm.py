@@ -52,8 +52,8 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
         out: [total_q, heads_q, head_dim_v] of q's dtype, or of a wider one where q is FP8, any strides: the result is written there, and returned.
         q_v: [total_q, heads_q, head_dim_v]: a second part of q, which is multiplied with v, as in MLA's decoding: k is the part of its
             cache with the position embedding, v the latent part.
-        alibi_slopes: [heads_q] or [batch, heads_q] float32, as in FlashAttention-2; lse is that of slope * |i - j| under causal too.
-            Not over several ranks.
+        alibi_slopes: [heads_q] or [batch, heads_q] float32, as in FlashAttention-2, whose lse is larger under causal, by the slope times
+            the query's place. Not over several ranks.
         s_aux: [heads_q]: one more logit per head, without a value.
         fa_version: 2 or 3, which compute the same.
         cp_world_size, cp_rank, cp_tot_seqused_k: the keys are those of one rank of several: key j is the sequence's key

@@ -38,26 +38,13 @@ __device__ __forceinline__ void scale_and_add(const Scale& scale, typename View:
 
 template <class Traits>
   requires(Traits::kConfig.fp8())
-struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
-  using View = QueriesByKeys<Traits::kTileN / 2>;
-  // Three warpgroups, or tiles of 192 keys, have no registers for what waits for scores.
-  static constexpr bool kReads = Traits::kWarpgroups == 2 && Traits::kTileN <= 128;
+struct TileBias<Traits, BiasTerms::kSlopes> : SlopeRows<Traits> {
+  using typename SlopeRows<Traits>::View;
+  using SlopeRows<Traits>::SlopeRows, SlopeRows<Traits>::of_tile, SlopeRows<Traits>::slope;
 
-  float slope;
-  SlopeOfTile of_tile;
-
-  template <class C>
-  __device__ __forceinline__ explicit TileBias(const C& c) : BiasedRows<Traits>(c) {
-    const int2 at = BiasedRows<Traits>::begun(c);
-    slope = slope_of(this->biased(), at.y, at.x);
-  }
-  template <class Tile>
-  __device__ __forceinline__ void read(const Tile& tile) {
-    if constexpr (kReads) of_tile = find(tile);
-  }
   template <class Tile, class Mask>
   __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) {
-    if constexpr (!kReads) of_tile = find(tile);
+    if constexpr (!this->kReads) of_tile = this->find(tile);
     const auto& scale = tile.softmax.score.scale;
     if (of_tile.linear) {
       scale_and_add<View>(scale, tile.scores, [&](int offset) {
@@ -65,37 +52,20 @@ struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
       });
       if (!masked) return;
     } else {
-      const float first = float(distance(tile));
+      const float first = float(this->distance(tile));
       scale_and_add<View>(scale, tile.scores,
                           [&](int offset) { return -slope * fabsf(first + float(offset)); });
     }
     if (masked) mask();
   }
-
- private:
-  template <class Tile>
-  __device__ __forceinline__ int distance(const Tile& tile) const {
-    return this->head().distance(this->of_sequence(tile.view()));
-  }
-  template <class Tile>
-  __device__ __forceinline__ SlopeOfTile find(const Tile& tile) const {
-    return SlopeOfTile::of<View>(slope, distance(tile));
-  }
 };
 
 template <class Traits>
   requires(Traits::kConfig.fp8())
-struct TileBias<Traits, BiasTerms::kTable> : BiasedRows<Traits> {
-  using View = QueriesByKeys<Traits::kTileN / 2>;
+struct TileBias<Traits, BiasTerms::kTable> : TableRows<Traits> {
+  using typename TableRows<Traits>::View;
+  using TableRows<Traits>::TableRows, TableRows<Traits>::of_tile;
 
-  TableOfTile<View> of_tile;
-
-  using BiasedRows<Traits>::BiasedRows;
-  template <class Tile>
-  __device__ __forceinline__ void read(const Tile& tile) {
-    const HeadBias head = this->head();
-    of_tile.load(head, head.distance(this->of_sequence(tile.view())));
-  }
   template <class Tile, class Mask>
   __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) {
     const float unit = this->biased().unit;

@@ -28,7 +28,7 @@ struct SharedOf<Common, kRow> : BiasRing<kRow>, Common {
 };
 
 // What a kernel does unless it says otherwise. apply() adds to raw scores, and masks them if
-// `masked`: what few tiles need stands in one place.
+// `masked`: one copy of what few tiles need.
 struct NoTileBias {
   template <class Tile>
   __device__ __forceinline__ void read(const Tile&) const {}  // while the scores are under way
@@ -161,6 +161,36 @@ struct TileBias<Traits, BiasTerms::kAny> : PairTiles<Traits> {
   }
 };
 
+// What slopes add to a tile, for scores of any format.
+template <class Traits>
+struct SlopeRows : BiasedRows<Traits> {
+  using View = QueriesByKeys<Traits::kTileN / 2>;
+  // Three warpgroups, or tiles of 192 keys, have no registers for what waits for scores.
+  static constexpr bool kReads = Traits::kWarpgroups == 2 && Traits::kTileN <= 128;
+
+  float slope;
+  SlopeOfTile of_tile;
+
+  template <class C>
+  __device__ __forceinline__ explicit SlopeRows(const C& c) : BiasedRows<Traits>(c) {
+    const int2 at = BiasedRows<Traits>::begun(c);
+    slope = slope_of(this->biased(), at.y, at.x);
+  }
+  template <class Tile>
+  __device__ __forceinline__ void read(const Tile& tile) {
+    if constexpr (kReads) of_tile = find(tile);
+  }
+  // Of the view's first element.
+  template <class Tile>
+  __device__ __forceinline__ int distance(const Tile& tile) const {
+    return this->head().distance(this->of_sequence(tile.view()));
+  }
+  template <class Tile>
+  __device__ __forceinline__ SlopeOfTile find(const Tile& tile) const {
+    return SlopeOfTile::of<View>(slope, distance(tile));
+  }
+};
+
 // Scores that all lack, in a tile, what the thread's part of a row has in common.
 struct ShiftedScore : cuda::Score<ScoreKind::kPlain> {
   static constexpr bool kShifts = true;
@@ -178,27 +208,14 @@ struct ShiftedScore : cuda::Score<ScoreKind::kPlain> {
   __device__ __forceinline__ float max_of(float largest, int r) const { return largest + shift[r]; }
 };
 template <class Traits>
-struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
+struct TileBias<Traits, BiasTerms::kSlopes> : SlopeRows<Traits> {
   using Score = ShiftedScore;
-  using View = QueriesByKeys<Traits::kTileN / 2>;
-  // Three warpgroups have no registers for what waits for scores.
-  static constexpr bool kReads = Traits::kWarpgroups == 2;
+  using typename SlopeRows<Traits>::View;
+  using SlopeRows<Traits>::SlopeRows, SlopeRows<Traits>::of_tile, SlopeRows<Traits>::slope;
 
-  float slope;
-  SlopeOfTile of_tile;
-
-  template <class C>
-  __device__ __forceinline__ explicit TileBias(const C& c) : BiasedRows<Traits>(c) {
-    const int2 at = BiasedRows<Traits>::begun(c);
-    slope = slope_of(this->biased(), at.y, at.x);
-  }
-  template <class Tile>
-  __device__ __forceinline__ void read(const Tile& tile) {
-    if constexpr (kReads) of_tile = find(tile);
-  }
   template <class Tile, class Mask>
   __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) {
-    if constexpr (!kReads) of_tile = find(tile);
+    if constexpr (!this->kReads) of_tile = this->find(tile);
     auto& score = tile.softmax.score;
     if (slope < 0.f) tile.softmax.needs_exact = true;  // else no shift is above 0
 #pragma unroll
@@ -206,24 +223,16 @@ struct TileBias<Traits, BiasTerms::kSlopes> : BiasedRows<Traits> {
       score.shift[r] = of_tile.linear ? of_tile.template offset<View>(r) : 0.f;
     if (of_tile.linear) of_tile.template add_steps<View>(tile.scores);
     if (of_tile.linear && !masked) return;
-    if (!of_tile.linear) add_distances<View>(slope, distance(tile), 1.f, tile.scores);
+    if (!of_tile.linear) add_distances<View>(slope, this->distance(tile), 1.f, tile.scores);
     if (masked) mask();
-  }
-
- private:
-  template <class Tile>
-  __device__ __forceinline__ int distance(const Tile& tile) const {
-    return this->head().distance(this->of_sequence(tile.view()));
-  }
-  template <class Tile>
-  __device__ __forceinline__ SlopeOfTile find(const Tile& tile) const {
-    return SlopeOfTile::of<View>(slope, distance(tile));
   }
 };
 
+// The entries of a table that a tile needs, for scores of any format.
 template <class Traits>
-struct TileBias<Traits, BiasTerms::kTable> : BiasedRows<Traits> {
-  TableOfTile<QueriesByKeys<Traits::kTileN / 2>> of_tile;
+struct TableRows : BiasedRows<Traits> {
+  using View = QueriesByKeys<Traits::kTileN / 2>;
+  TableOfTile<View> of_tile;
 
   using BiasedRows<Traits>::BiasedRows;
   template <class Tile>
@@ -231,9 +240,15 @@ struct TileBias<Traits, BiasTerms::kTable> : BiasedRows<Traits> {
     const HeadBias head = this->head();
     of_tile.load(head, head.distance(this->of_sequence(tile.view())));
   }
+};
+
+template <class Traits>
+struct TileBias<Traits, BiasTerms::kTable> : TableRows<Traits> {
+  using TableRows<Traits>::TableRows;
+
   template <class Tile, class Mask>
   __device__ __forceinline__ void apply(Tile& tile, bool masked, const Mask& mask) const {
-    of_tile.add(this->biased().unit, tile.scores);
+    this->of_tile.add(this->biased().unit, tile.scores);
     if (masked) mask();
   }
 };

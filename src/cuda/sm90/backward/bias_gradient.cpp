@@ -67,21 +67,23 @@ bool shares_terms(const BackwardProblem& problem) {
          !problem.alibi_slopes.of_batch;
 }
 
-// Blocks of the kernel that has each sum of pairs whole.
-int64_t count_blocks(const PairGradient& to, const BiasGradientKernel& kernel, int m_tiles,
-                     int batch, BiasGradientParams* params) {
-  params->blocks_x = ceil_div(to.keys, kernel.tile_n);
-  params->blocks_y = to.sums_rows ? 1 : to.by_sequence ? m_tiles : ceil_div(to.rows, kernel.tile_m);
-  return int64_t{params->blocks_x} * params->blocks_y * to.heads *
-         (to.by_sequence ? batch : to.batch);
+// The blocks of the kernel: tiles of keys, tiles of queries, and all of them.
+struct PairBlocks {
+  int x, y;
+  int64_t all;
+};
+PairBlocks pair_blocks(const PairGradient& to, const BiasGradientKernel& kernel, int m_tiles,
+                       int batch) {
+  const int x = ceil_div(to.keys, kernel.tile_n);
+  const int y = to.sums_rows ? 1 : to.by_sequence ? m_tiles : ceil_div(to.rows, kernel.tile_m);
+  return {x, y, int64_t{x} * y * to.heads * (to.by_sequence ? batch : to.batch)};
 }
 
 // A sum over sequences by so few blocks that they leave multiprocessors idle is done in parts.
 PairParts pair_parts(const BackwardProblem& problem, const Device& device,
                      const BiasGradientKernel& kernel, int m_tiles) {
   const PairGradient to = pairs_of(problem);
-  BiasGradientParams unused{};
-  const int64_t blocks = count_blocks(to, kernel, m_tiles, int(problem.batch), &unused);
+  const int64_t blocks = pair_blocks(to, kernel, m_tiles, int(problem.batch)).all;
   if (!to.sums_batch || to.by_sequence || blocks == 0) return {nullptr, 1, int(problem.batch)};
   const int64_t most = std::min<int64_t>(device.multiprocessors / blocks, problem.batch);
   const int each = int(ceil_div<int64_t>(problem.batch, std::max<int64_t>(most, 1)));
@@ -111,9 +113,10 @@ void prepare_pairs(const BackwardProblem& problem, const BiasGradientPlan& plan,
     params.pairs = part_of(to, params.parts);
   }
   params.same_terms = shares_terms(problem) && !to.sums_heads && !to.sums_rows;
-  const int64_t blocks = count_blocks(params.pairs, kernel, plan.m_tiles, common.batch, &params);
-  if (blocks == 0) return;
-  add_kernel(kernel, blocks, &params, launches);
+  const PairBlocks blocks = pair_blocks(params.pairs, kernel, plan.m_tiles, common.batch);
+  if (blocks.all == 0) return;
+  params.blocks_x = blocks.x, params.blocks_y = blocks.y;
+  add_kernel(kernel, blocks.all, &params, launches);
   if (plan.parts.parts > 1)
     launches->add(runtime_launch<launch_sum_parts>("summing the parts of dbias", params.parts, to));
 }

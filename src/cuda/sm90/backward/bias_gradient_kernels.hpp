@@ -18,7 +18,7 @@ struct BiasGradientKernel {
 template <int kDim>
 BiasGradientKernel bias_gradient_kernel_of(Element element, bool by_distance);
 
-// Zeroes the rows of packed queries, which sequences may leave out.
+// Zeroes it: what sequences leave out, or a mask, nobody else writes.
 cudaError_t launch_clear_pairs(const PairGradient& pairs, cudaStream_t stream);
 // Sums up the parts.
 cudaError_t launch_sum_parts(const PairParts& parts, const PairGradient& to, cudaStream_t stream);

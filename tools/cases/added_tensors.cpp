@@ -150,13 +150,4 @@ bool takes_added_tensors(flash3_backend backend, const Case& c) {
   return !c.has_cache() || takes_cache_by_tma(backend, c);
 }
 
-bool takes_cache_by_tma(flash3_backend backend, const Case& c) {
-  // A question has no addresses.
-  if (c.layout == Layout::kOdd) return false;
-  if (flash3_backend_available(backend) != FLASH3_OK) return true;
-  flash3_forward_params question = make_cache_question(c);
-  question.backend = backend;
-  return flash3_forward_supported(&question) != FLASH3_UNSUPPORTED;
-}
-
 }  // namespace flash3::cases

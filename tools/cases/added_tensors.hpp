@@ -14,10 +14,6 @@ bool goes_with(const Case& c, const ParamField& tensor);
 // Whether kernels of the backend take the tensors that the case has, and its dropout.
 bool takes_added_tensors(flash3_backend backend, const Case& c);
 
-// Whether its kernels take a call on a cache that TMA alone can read for them: one with biased
-// scores or with a mask as data. The library says so.
-bool takes_cache_by_tma(flash3_backend backend, const Case& c);
-
 // One of them as the case gives it, without data, or the gradient of one; all zero: the case has
 // none. Those of rows lie as lse does, and so do those of pairs. Without a dtype of its own alone
 // it has one that the seed tells: out's if it is 1.

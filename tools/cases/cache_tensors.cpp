@@ -285,6 +285,14 @@ flash3_forward_params make_cache_question(const Case& c) {
   return make_cache_params(c, p.q, p.k, p.v, p.out, p.lse, extra, field_views(c, plan));
 }
 
+bool takes_cache_by_tma(flash3_backend backend, const Case& c) {
+  if (c.layout == Layout::kOdd) return false;  // a question has no addresses
+  if (flash3_backend_available(backend) != FLASH3_OK) return true;
+  flash3_forward_params question = make_cache_question(c);
+  question.backend = backend;
+  return flash3_forward_supported(&question) != FLASH3_UNSUPPORTED;
+}
+
 namespace {
 
 uint64_t bit(int64_t i) { return i < 64 ? uint64_t{1} << i : 0; }

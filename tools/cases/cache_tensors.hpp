@@ -82,6 +82,10 @@ flash3_forward_params make_cache_params(const Case& c, const flash3_tensor& q,
 flash3_forward_params make_cache_params(const Case& c, const CacheTensors& tensors);
 flash3_forward_params make_cache_question(const Case& c);
 
+// Whether the backend takes a call on a cache that TMA alone can read for it: one with biased
+// scores or with a mask as data. The library says so.
+bool takes_cache_by_tma(flash3_backend backend, const Case& c);
+
 // The case without its cache: the queries' side of it.
 Case without_cache(Case c);
 

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "cases/added_tensors.hpp"
+#include "cases/cache_tensors.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "cli/commands.hpp"

@@ -6,21 +6,17 @@
 Forward and backward are CUDA graphs, in samples of 12 ms that alternate in one process (gpu_peers.py), of data N(0, 1) in bfloat16. `ratio` is
 flash3's time over that of its plain call. A point with `grad` wants the gradient of the bias or of the table too, and is a backward alone.
 `rms` is how far a library's results are from flash3's, relative; with dropout each drops other weights, and no graph is made. A library that
-refuses a call, or errs by more than 2 %, is listed with the reason.
+refuses a call, or whose error exceeds 2 %, is listed with the reason.
 """
-import argparse
 import dataclasses
-import datetime
 import functools
-import pathlib
 import sys
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash3
-from bench import result_file
-from bench.gpu.gpu_peers import Sensors, measure
+from bench.gpu.gpu_peers import Sensors, measure, measure_points
 
 SDPA = {"cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
 
@@ -185,24 +181,5 @@ def run(name, point, samples, flex):
     return row
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, required=True)
-    parser.add_argument("--samples", type=int, default=9)
-    parser.add_argument("--only", default="", help="points whose names hold one of these, by commas")
-    parser.add_argument("--flex", action="store_true", help="beside torch's FlexAttention, which compiles for seconds a point")
-    parser.add_argument("--commit", default="", help="of flash3")
-    args = parser.parse_args()
-    found = []
-    for name, point in POINTS.items():
-        if not any(part in name for part in args.only.split(",")):
-            continue
-        torch.manual_seed(0)
-        found.append(run(name, point, args.samples, args.flex))
-        torch.cuda.empty_cache()
-        result_file.write(args.json, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "samples": args.samples,
-                                      "commit": args.commit, "date": datetime.date.today().isoformat(), "bias_points": found})
-
-
 if __name__ == "__main__":
-    main()
+    measure_points(__doc__, POINTS, run, "bias_points")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libraries that bench/gpu/peers.py compares, as callables, and how it times them: everything that needs torch and a GPU."""
+import argparse
+import datetime
 import math
+import pathlib
 import statistics
 import threading
 import time
@@ -11,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench import result_file
 from bench.gpu import fa3_peers
 
 SAMPLE_MS = 12.0
@@ -118,6 +122,27 @@ def measure(calls, samples, sample_ms=SAMPLE_MS):
         for name in names[i % len(names):] + names[: i % len(names)]:
             times[name].append(span(calls[name], count[name]))
     return {name: [statistics.median(t), *statistics.quantiles(t, n=10)[:: 8]] for name, t in times.items()}
+
+
+def measure_points(description, points, run, field):
+    """The program of a script with points of its own: {name: point}, of each of which run(name, point, samples, flex) makes a row of the file,
+    under this field."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=pathlib.Path, required=True)
+    parser.add_argument("--samples", type=int, default=9)
+    parser.add_argument("--only", default="", help="points whose names hold one of these, by commas")
+    parser.add_argument("--flex", action="store_true", help="beside torch's FlexAttention, which compiles for seconds a point")
+    parser.add_argument("--commit", default="", help="of flash3")
+    args = parser.parse_args()
+    found = []
+    for name, point in points.items():
+        if not any(part in name for part in args.only.split(",")):
+            continue
+        torch.manual_seed(0)
+        found.append(run(name, point, args.samples, args.flex))
+        torch.cuda.empty_cache()
+        result_file.write(args.json, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "samples": args.samples,
+                                      "commit": args.commit, "date": datetime.date.today().isoformat(), field: found})
 
 
 def measure_alone(call, seconds, flops):

@@ -8,17 +8,13 @@ block lists and random bits, beside the full call. Forward and backward are CUDA
 (gpu_peers.py), of data N(0, 1) in bfloat16. TFLOP/s count visible pairs alone: 4 * d for each in the forward, 10 * d in the backward. The
 results of a mask are compared with those of the call beside it where that has the same pairs.
 """
-import argparse
 import dataclasses
-import datetime
-import pathlib
 import sys
 
 import torch
 
 import flash3
-from bench import result_file
-from bench.gpu.gpu_peers import Sensors, measure
+from bench.gpu.gpu_peers import Sensors, measure, measure_points
 
 
 @dataclasses.dataclass
@@ -161,23 +157,5 @@ def run(case, samples, flex):
     return row
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=pathlib.Path, required=True)
-    parser.add_argument("--samples", type=int, default=9)
-    parser.add_argument("--only", default="", help="points whose names hold one of these, by commas")
-    parser.add_argument("--flex", action="store_true", help="beside torch's FlexAttention, which compiles for seconds a point")
-    args = parser.parse_args()
-    found = []
-    for name, make in POINTS.items():
-        if not any(part in name for part in args.only.split(",")):
-            continue
-        torch.manual_seed(0)
-        found.append(run(make(), args.samples, args.flex))
-        torch.cuda.empty_cache()
-        result_file.write(args.json, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "samples": args.samples,
-                                      "date": datetime.date.today().isoformat(), "mask_points": found})
-
-
 if __name__ == "__main__":
-    main()
+    measure_points(__doc__, POINTS, lambda name, make, samples, flex: run(make(), samples, flex), "mask_points")

@@ -84,7 +84,7 @@ def slacks_of_scores(reference, q, k, v, out, dout, rounding, *, dlse=None, soft
     the dS of a row of one weight, which is exactly 0 there. reference(q, k, v): the exact out, with all weights kept.
 
     dS = P (dP - D + dlse), where D = sum(dout * out). A score is wrong by rounding / 2, hence a weight by the factor 1 + rounding
-    and D by rounding * max|dP|; out is rounded. So |dS| errs by no more than P * wrong, wrong = 4 rounding (max|dP| + |dlse|) +
+    and D by rounding * max|dP|; out is rounded. So dS is wrong by no more than P * wrong, where wrong = 4 rounding (max|dP| + |dlse|) +
     u sum|dout * out|. dq = softmax_scale * dS k, where a row of P sums up to 1 at most; dk = softmax_scale * dS' q."""
     groups, roundoff = out.shape[2] // k.shape[2], UNIT_ROUNDOFF[out.dtype]
     scale = 1 / math.sqrt(k.shape[-1]) if softmax_scale is None else softmax_scale

@@ -133,7 +133,8 @@ def verified_text(record):
         passed.append(f"{parts['sanitizer']['passed']} cases under compute-sanitizer's memcheck, racecheck, synccheck and initcheck")
     listed = ", ".join(passed[:-1]) + (" and " if len(passed) > 1 else "") + passed[-1]
     failed = sum(part["failed"] for part in parts.values())
-    return (f"{len(record['kernels'])} GPU kernels have passed\n{listed},\nand failed {failed or 'none'} ({where}, {when}).\n"
+    launched = len(record["kernels"]) - len(record["not_launched"])
+    return (f"{launched} of {len(record['kernels'])} GPU kernels have passed\n{listed},\nand failed {failed or 'none'} ({where}, {when}).\n"
             f"[{RECORD}](../{RECORD}) has a hash of each one's machine code, and `gate.kernels_verified` lists those that have changed since.")
 
 

@@ -11,7 +11,7 @@ import xml.etree.ElementTree
 from check_bench_scripts import CEILING
 from sources import ROOT
 
-from bench.report import draw, draw_speed, needle_table, parts, suite_tables, summary_tables, tables  # noqa: E402
+from bench.report import bias_table, draw, draw_speed, needle_table, parts, suite_tables, summary_tables, tables  # noqa: E402
 
 
 class Tables(unittest.TestCase):
@@ -196,9 +196,9 @@ class Tables(unittest.TestCase):
 
     def test_what_kernels_have_passed(self):
         part = {"commit": "abc", "date": "2026-11-27T01:04:21Z", "device": "NVIDIA H100 80GB HBM3, 132 SMs", "passed": 1000, "failed": 0}
-        record = {"kernels": {"a": "1", "b": "2"}, "parts": {"full": part, "decode": {**part, "passed": 234}}}
+        record = {"kernels": {"a": "1", "b": "2", "c": "3"}, "not_launched": ["b"], "parts": {"full": part, "decode": {**part, "passed": 234}}}
         text = suite_tables.verified_text(record)
-        for words in ("2 GPU kernels have passed", "have passed\n1,234 cases of the tables,\nand failed none (NVIDIA H100 80GB HBM3, 2026-11-27 at abc)."):
+        for words in ("2 of 3 GPU kernels have passed", "have passed\n1,234 cases of the tables,\nand failed none (NVIDIA H100 80GB HBM3, 2026-11-27 at abc)."):
             self.assertIn(words, text)
         record["parts"] |= {"random": {**part, "forward": 130000, "backward": 60000}, "repeat": {**part, "passed": 64, "repetitions": 1000},
                             "sanitizer": {**part, "passed": 137, "failed": 2, "commit": "def"}}
@@ -206,6 +206,19 @@ class Tables(unittest.TestCase):
         for words in ("1,234 cases of the tables, 130,000 random forward and 60,000 random backward problems, 64 cases 1,000 times over",
                       " and 137 cases under compute-sanitizer's", "and failed 2 (", "2026-11-27 at abc, 2026-11-27 at def"):
             self.assertIn(words, text)
+
+    def test_biases(self):
+        point = {"term": "bias", "seq": 4096, "batch": 1, "heads": 16, "dim": 128, "causal": False, "grad": False, "softcap": 0.0, "fp8": False,
+                 "refused": {"efficient": "a relative RMS error of nan"},
+                 "forward": {"plain_ms": 0.2, "flash3_ms": 0.25, "cudnn_ms": 0.5, "flex_ms": 0.4}}
+        alone = {**point, "refused": {}, "grad": True, "backward": {"plain_ms": 0.5, "flash3_ms": 0.6}}
+        del alone["forward"]
+        text = bias_table.bias_table(ROOT / "bench/results/x.json", {"device": "GPU", "torch": "2", "samples": 9, "date": "2026-01-01",
+                                                                     "bias_points": [point, alone]})
+        for line in ("| bias by pair, 1 × 4096 tokens, 16 heads of 128, full | 0.250 | 1.25 | 1.60 (FlexAttention) |  |  |  |",
+                     "| bias by pair, with its gradient, 1 × 4096 tokens, 16 heads of 128, full |  |  |  | 0.600 | 1.20 |  |",
+                     "Without a time: torch's efficient attention, bias by pair, 1 × 4096 tokens, 16 heads of 128, full: a relative RMS error of nan."):
+            self.assertIn(line, text)
 
     def test_calls_on_a_cache(self):
         path = ROOT / "bench/results/x.json"
